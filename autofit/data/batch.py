@@ -64,7 +64,9 @@ def map_tensors(
             is_whole = id(batch) in whole or not tensors(batch)
         else:
             is_whole = type(batch) is tuple and _are_texts(batch)
-        return lists(batch) if is_whole else type(batch)(map(inner, batch))
+        if is_whole:
+            return lists(batch)
+        return type(batch)(map(inner, batch))
 
     names = _fields(batch)
     if names is None:
@@ -151,8 +153,9 @@ def _counted(batch: Any, layout: Layout | None) -> int:
 
     message = f"the batch (a {type(batch).__name__}) holds no tensor with samples along dim 0"
     remedy = f"Give tensors, or a dict, tuple, list or dataclass of them, or {_SPLIT}."
-    columns = batch if isinstance(batch, Mapping) else {}
-    lists = [str(name) for name, part in columns.items() if isinstance(part, list)]
+    lists = []
+    if isinstance(batch, Mapping):
+        lists = [str(name) for name, part in batch.items() if isinstance(part, list)]
     if lists:  # rows of the library `datasets`
         verb = "is a list" if len(lists) == 1 else "are lists"
         message += f": {' and '.join(lists)} {verb}"
@@ -188,7 +191,9 @@ def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any
     """
     if is_own(cut):
         begun = _parts(batch, stop, cut)[0]
-        return _parts(begun, start, cut)[1] if start else begun
+        if not start:
+            return begun
+        return _parts(begun, start, cut)[1]
     return take_samples(batch, range(start, stop), cut)
 
 
@@ -254,11 +259,13 @@ def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
     ):
         parts = cut(batch, size)
 
-    is_list = isinstance(parts, list | tuple)
-    if not is_list or not parts:
-        given = f"an empty {type(parts).__name__}" if is_list else f"a {type(parts).__name__}"
-        raise InputError(f"split returned {given}, not a list of micro-batches.", "Return a list.")
-    return list(parts)
+    if isinstance(parts, list | tuple) and parts:
+        return list(parts)
+
+    given = f"a {type(parts).__name__}"
+    if isinstance(parts, list | tuple):
+        given = f"an empty {type(parts).__name__}"
+    raise InputError(f"split returned {given}, not a list of micro-batches.", "Return a list.")
 
 
 def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
@@ -270,8 +277,8 @@ def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
 def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
     """So many samples to try the loss on, at most all.
 
-    Packed samples are taken from a whole batch, because they differ in size: a smaller batch may hold
-    the largest of them again and again.
+    Packed samples are taken from a whole batch, because they differ in size: a smaller batch may
+    hold the largest of them again and again.
 
     Args:
         batch: of so many samples; one of the workload's if None.

@@ -1,5 +1,5 @@
-"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers without
-one.
+"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers
+without one.
 
 It is a transformers tokenizer, so `AutoTokenizer.from_pretrained` loads what was trained with it.
 """
@@ -15,8 +15,8 @@ _VOCABULARY = {f"<0x{byte:02X}>": byte for byte in range(256)}
 _PAD = "<0x00>"
 _MASK = "<0x01>"
 
-# Each turn is "role:", a line break, its content, and the tokenizer's end of text (for bytes 3, which
-# is that of ASCII). Assistant turns are marked as generated from their content to the end.
+# Each turn is "role:", a line break, its content, and the tokenizer's end of text (for bytes 3,
+# which is that of ASCII). Assistant turns are marked as generated from their content to the end.
 CHAT_TEMPLATE = (
     "{% set end = eos_token or '\\x03' %}"
     "{% for message in messages %}"

@@ -15,9 +15,12 @@ _MAPPED = "rows.arrow"
 _ROWS = 64  # that are in memory at once: they may be images
 
 
+Columns = dict[str, list[Any]]
+
+
 def cached_map(
     columns: Mapping[str, Any],
-    function: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    function: Callable[[Columns], Columns],
     *,
     features: Mapping[str, Any],
     key: Any,

@@ -1,12 +1,12 @@
-"""Chats: the text that a chat template makes of messages, and which parts of it the assistant wrote.
+"""Chats: the text that a chat template makes of messages, and what of it the assistant wrote.
 
-Generation marks in the template say it. Most templates have none, and cannot be rendered turn by turn:
-they strip old reasoning, trim, move system messages, write a date. So a conversation is rendered twice
-as a whole, the second time with private characters around each text of each message. Without these
-characters both renderings must be the same; with them, every message is found. What a template writes
-around a turn of the assistant, its header and its end, is found on a small conversation, once for each
-template. A turn is what the model writes itself: it begins where the generation prompt ends, and ends
-with what closes it.
+Generation marks in the template say it. Most templates have none, and cannot be rendered turn by
+turn: they strip old reasoning, trim, move system messages, write a date. So a conversation is
+rendered twice as a whole, the second time with private characters around each text of each message.
+Without these characters both renderings must be the same; with them, every message is found. What a
+template writes around a turn of the assistant, its header and its end, is found on a small
+conversation, once for each template. A turn is what the model writes itself: it begins where the
+generation prompt ends, and ends with what closes it.
 """
 
 import re
@@ -21,6 +21,7 @@ from autofit.data.chat_marks import (
     MARK,
     MOST_TEXTS,
     Message,
+    Messages,
     Text,
     count_outside,
     marked,
@@ -28,6 +29,7 @@ from autofit.data.chat_marks import (
 )
 
 Span = tuple[int, int]  # of characters, the end excluded
+Spans = list[Span]
 
 ASSISTANT = "assistant"
 _KEYS = ("weight", "train", "training")  # OpenAI's and axolotl's: whether a message is learnt
@@ -79,7 +81,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         tools: Any = None,
         *,
         template: str | None = None,
@@ -101,8 +103,8 @@ class ChatTemplate:
         return str(rendered)
 
     def render_with_turns(
-        self, messages: Sequence[Message], tools: Any = None, *, without: Collection[int] = ()
-    ) -> tuple[str, list[Span]]:
+        self, messages: Messages, tools: Any = None, *, without: Collection[int] = ()
+    ) -> tuple[str, Spans]:
         """The text of a conversation, and the assistant's turns in it.
 
         Args:
@@ -129,14 +131,14 @@ class ChatTemplate:
         nothing does."""
         return self._frame(tools).end
 
-    def shows_tools(self, messages: Sequence[Message], tools: Any) -> bool:
+    def shows_tools(self, messages: Messages, tools: Any) -> bool:
         """Whether a conversation is another text with tools; also where it cannot be rendered."""
         try:
             return self.render(messages, tools) != self.render(messages)
         except Exception:  # a template is code that came with the tokenizer
             return True
 
-    def _generated(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[Span]]:
+    def _generated(self, messages: Messages, tools: Any) -> tuple[str, Spans]:
         """The text of a conversation, and what the template marks as generated."""
         conversation = [_without_none(message) for message in messages]
         rendered, generated = render_jinja_template(
@@ -148,7 +150,7 @@ class ChatTemplate:
         )
         return rendered[0], list(generated[0])
 
-    def _turns(self, text: str, messages: Sequence[Message], tools: Any) -> dict[int, Span]:
+    def _turns(self, text: str, messages: Messages, tools: Any) -> dict[int, Span]:
         """The assistant's turns in the text of a conversation, from after the header to the end, by
         the numbers of their messages."""
         frame = self._frame(tools)
@@ -185,11 +187,11 @@ class ChatTemplate:
             raise UnlocatedError("it writes the header of the assistant's turns elsewhere, too")
         return turns
 
-    def _texts(self, text: str, messages: Sequence[Message], tools: Any) -> list[Text]:
+    def _texts(self, text: str, messages: Messages, tools: Any) -> list[Text]:
         """The messages' own texts in a rendering, found in a second one with marks around them.
 
-        A mark beside an empty text may change what a template does. Where that is so, empty texts get
-        none.
+        A mark beside an empty text may change what a template does. Where that is so, empty texts
+        get none.
         """
         if MARK.search(text):
             reason = (
@@ -221,7 +223,7 @@ class ChatTemplate:
         return self._frames[template]
 
     def _find_frame(self, template: str) -> _Frame:
-        """What a template writes around turns, found on a conversation of two questions and answers."""
+        """What a template writes around turns, found on two questions with their answers."""
         _, to_first, to_question, to_second, _ = self._around(template, [_QUESTION, _ANSWER] * 2)
         asked = self._around(template, [_QUESTION])[-1]
         prompted = self._around(template, [_QUESTION], prompt=True)[-1]
@@ -249,7 +251,7 @@ class ChatTemplate:
         if not to_question.startswith(end):
             raise UnlocatedError("it closes a turn in another way where others follow")
 
-        # Where nothing asks for an answer, a turn begins as soon as the message before it is closed.
+        # Where nothing asks for an answer, a turn begins once the message before it is closed.
         closings = {}
         if not header:
             closings["user"] = closing
@@ -258,9 +260,7 @@ class ChatTemplate:
             closings["tool"] = called[-1]
         return _Frame(header, closings, end, last)
 
-    def _around(
-        self, template: str, messages: Sequence[Message], *, prompt: bool = False
-    ) -> list[str]:
+    def _around(self, template: str, messages: Messages, *, prompt: bool = False) -> list[str]:
         """What a template writes before, between and after the contents of messages."""
         pieces = self._pieces(template, messages, prompt=prompt)
         contents = [message["content"] for message in messages]
@@ -272,9 +272,10 @@ class ChatTemplate:
         return pieces[::2]
 
     def _pieces(
-        self, template: str, messages: Sequence[Message], *, prompt: bool = False
+        self, template: str, messages: Messages, *, prompt: bool = False
     ) -> list[str] | None:
-        """What a template writes, cut at both ends of each text; None where it does not take the messages."""
+        """What a template writes, cut at both ends of each text; None where it takes no such
+        messages."""
         conversation, _ = marked(messages)
         try:
             return MARK.split(self.render(conversation, template=template, prompt=prompt))
@@ -291,20 +292,21 @@ def marks_assistant_turns(tokenizer: Any, tools: Any = None) -> bool:
 def _around_message(
     texts: Sequence[Text], number: int
 ) -> tuple[Sequence[Text], Sequence[Text], Sequence[Text]]:
-    """The texts of a message, those before them and those after them, in the order of a rendering."""
-    own = [place for place, part in enumerate(texts) if part.message == number]
-    if not own:
-        before = [part for part in texts if part.message < number]
-        return [], before, [part for part in texts if part.message > number]
+    """The texts of a message, those before them and those after them, as they are rendered."""
+    own = [place for place, text in enumerate(texts) if text.message == number]
+    if own:
+        start = own[0]
+        stop = own[-1] + 1
+        if stop - start != len(own):
+            raise UnlocatedError("it writes other messages within one of the assistant")
+        return texts[start:stop], texts[:start], texts[stop:]
 
-    start = own[0]
-    stop = own[-1] + 1
-    if stop - start != len(own):
-        raise UnlocatedError("it writes other messages within one of the assistant")
-    return texts[start:stop], texts[:start], texts[stop:]
+    before = [text for text in texts if text.message < number]
+    after = [text for text in texts if text.message > number]
+    return [], before, after
 
 
-def unlearnt(messages: Sequence[Message], location: str) -> set[int]:
+def unlearnt(messages: Messages, location: str) -> set[int]:
     """The numbers of the assistant's messages that are not to be learnt, as their keys say.
 
     Raises:

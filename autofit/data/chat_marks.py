@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Message = Mapping[str, Any]
+Messages = Sequence[Message]
 
 # Characters for private use, of which texts have none: number k opens text k, or closes it.
 _OPENING = 0x100000
@@ -30,9 +31,7 @@ class Text:
     end: int
 
 
-def marked(
-    messages: Sequence[Message], *, with_empty: bool = True
-) -> tuple[Sequence[Message], list[int]]:
+def marked(messages: Messages, *, with_empty: bool = True) -> tuple[Messages, list[int]]:
     """Messages with marks around each text, and the message of each text."""
     owners: list[int] = []
 
@@ -67,7 +66,7 @@ def marked(
 
 
 def texts_of(rendered: str, owners: Sequence[int]) -> list[Text]:
-    """Where the texts of messages stand in a rendering once its marks are taken out, in their order."""
+    """Where texts of messages stand, in order, in a rendering once its marks are taken out."""
     texts: list[Text] = []
     opened = -1
     for count, mark in enumerate(MARK.finditer(rendered)):

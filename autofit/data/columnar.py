@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files, and of what `Dataset.save_to_disk` wrote.
 
-Only the wanted columns are read. Images and sound stay where they are until a batch is made of them;
-those of a Parquet file, which cannot be read one by one, are first written to a file that can.
+Only the wanted columns are read. Images and sound stay where they are until a batch is made of
+them. A Parquet file's cannot be read one by one, so they are first written to a file that can.
 """
 
 import io
@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from autofit.core.errors import InputError, as_input_error, sentence
+from autofit.core.errors import InputError
 from autofit.core.files import digest
 from autofit.data.data_cache import cached_folder, code_digest, content_digest
-from autofit.data.row_source import RowSource, Wanted
+from autofit.data.failures import failing_as
+from autofit.data.row_source import Located, Row, RowSource, Wanted
 
 PARQUET = b"PAR1"  # what such files begin with
 ARROW_FILE = b"ARROW1"
@@ -56,14 +57,14 @@ class Stored:
         return f"number {(self.number or 0) + 1}"
 
 
+MediaFile = str | Stored  # a file that a row names, or what is stored in its place
+
+
 def saved_source(path: Path, wanted: Wanted) -> RowSource:
     """The rows of what `save_to_disk` wrote; of several splits `train`."""
     import datasets  # with torch: processes that make tokens need neither
 
-    with as_input_error(
-        lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.",
-        "Save it again.",
-    ):
+    with failing_as(f"the data set in {path} cannot be loaded", "Save it again."):
         data = datasets.load_from_disk(str(path))
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
@@ -75,7 +76,7 @@ def saved_source(path: Path, wanted: Wanted) -> RowSource:
     plain, media = _divided(data.data.schema, wanted)
     columns = data.with_format(None).select_columns(plain)
     rows = columns if plain else _empty_rows(len(data))
-    cells = {name: data.data.column(name) for name in media}
+    cells = _columns_of(data.data, media)
     return RowSource(_located(path, rows, cells), _remedy(data.column_names), columnar=True)
 
 
@@ -87,7 +88,7 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
         plain, media = _divided(schema, wanted)
         cells = _media_cells(path, file, media) if media else {}
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Iterator[Row]:
         if not plain:
             yield from _empty_rows(file.metadata.num_rows)
             return
@@ -111,7 +112,7 @@ def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
     folder = cached_folder(digest(repr(key)), build)
     mapped = pyarrow.memory_map(os.fsencode(folder / _MEDIA))
     table = pyarrow.ipc.open_stream(mapped).read_all()
-    return {name: table.column(name) for name in media}
+    return _columns_of(table, media)
 
 
 def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
@@ -125,14 +126,14 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
 
     plain, media = _divided(table.schema, wanted)
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Iterator[Row]:
         if not plain:
             yield from _empty_rows(table.num_rows)
             return
         for batch in table.select(plain).to_batches(max_chunksize=_ROWS):
             yield from batch.to_pylist()
 
-    cells = {name: table.column(name) for name in media}
+    cells = _columns_of(table, media)
     return RowSource(_located(path, rows(), cells), _remedy(table.column_names), columnar=True)
 
 
@@ -152,13 +153,18 @@ def _opened(path: Path, content: bytes | None) -> Any:
     return pyarrow.BufferReader(content)
 
 
-def _empty_rows(count: int) -> Iterator[Mapping[str, Any]]:
+def _columns_of(table: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Columns of Arrow's by name."""
+    return {name: table.column(name) for name in names}
+
+
+def _empty_rows(count: int) -> Iterator[Row]:
     """Rows without plain columns."""
     for _ in range(count):
         yield {}
 
 
-def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[Located]:
     """Rows with their locations, and with what is stored in their columns of images or sound."""
     for number, row in enumerate(rows):
         stored = {name: _stored(cells, number) for name, cells in media.items()}
@@ -171,8 +177,7 @@ def _remedy(names: Sequence[str]) -> str:
 
 def _readable(path: Path, kind: str) -> AbstractContextManager[None]:
     """Raises InputError where a file cannot be read inside."""
-    message = f"the data file {path} cannot be read as {kind}: {{}}.".format
-    return as_input_error(lambda error: message(sentence(error)), "Write it again.")
+    return failing_as(f"the data file {path} cannot be read as {kind}", "Write it again.")
 
 
 def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:

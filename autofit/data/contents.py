@@ -16,6 +16,7 @@ import pyarrow
 
 from autofit.core.errors import InputError, as_input_error, describe_error, sentence
 from autofit.core.files import check_regular
+from autofit.data.failures import failing_as
 
 READABLE = (
     "Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow; "
@@ -60,8 +61,8 @@ def inner_name(path: Path) -> Path:
 
 def head_of(path: Path) -> bytes:
     """The first bytes of a regular file."""
-    message = f"the data file {path} cannot be read: {{}}.".format
-    with as_input_error(lambda error: message(describe_error(error)), "Check the file."):
+    problem = f"the data file {path} cannot be read"
+    with failing_as(problem, "Check the file.", reason=describe_error):
         file = check_regular(path).open("rb")
     with file:
         return file.read(HEAD)
@@ -87,9 +88,8 @@ def read_parts(path: Path, head: bytes) -> Iterator[tuple[bytes, int]]:
     """The bytes of a file, decompressed, a part at a time; and how far in the file it ends."""
     kind = compression_of(head)
     failure = "read" if kind is None else "decompressed"
-    message = f"the data file {path} cannot be {failure}: {{}}.".format
     failing = as_input_error(
-        lambda error: message(describe_error(error)),
+        lambda error: f"the data file {path} cannot be {failure}: {describe_error(error)}.",
         "Fetch or compress it again.",
         but=_is_end_of_reading,
     )

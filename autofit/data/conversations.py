@@ -1,8 +1,8 @@
 """How public data sets write a chat, or a prompt with its completion.
 
-Each shape becomes `messages`, or `prompt` and `completion`. It is known by its columns. Alpaca's rows
-get the prompt of Alpaca's own training script, so that a model tuned on them answers that prompt;
-with LLaMA-Factory's `history` or `system` they are a chat, as they are there.
+Each shape becomes `messages`, or `prompt` and `completion`. It is known by its columns. Alpaca's
+rows get the prompt of Alpaca's own training script, so that a model tuned on them answers that
+prompt; with LLaMA-Factory's `history` or `system` they are a chat, as they are there.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import InputError, shown
+from autofit.data.row_source import Row
 
 MESSAGES = ("messages",)
 COMPLETION = ("prompt", "completion")
@@ -42,7 +43,6 @@ _ALPACA_NOTE = (
 _EXAMPLE = (
     'For example [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}].'
 )
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

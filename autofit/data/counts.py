@@ -1,8 +1,8 @@
 """What a mean loss may run over, counted in batches: samples, valid labels, tokens that are no
 padding.
 
-`candidates` lists what the tensors of a batch offer; `training.equal_work` finds out which of them a
-loss uses.
+`candidates` lists what the tensors of a batch offer; `training.equal_work` finds out which of them
+a loss uses.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +54,7 @@ def by_task(workload: Workload, batch: Any) -> Count:
 
 
 def loss_count(workload: Workload, batch: Any) -> float:
-    """The number of terms in the mean loss of a batch, its weight among the slices of a larger one."""
+    """The terms in the mean loss of a batch: its weight among the slices of a larger one."""
     if workload.count is not None:
         return workload.count(batch)
     return counted(count_of(workload, batch), batch, workload.split)

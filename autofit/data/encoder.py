@@ -27,7 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Values:
-    """The distinct labels of rows, in the order in which they came, each with its first location."""
+    """The distinct labels of rows in order of appearance, each with its first location."""
 
     values: list[Any] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)

@@ -17,16 +17,18 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, as_input_error, sentence
+from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
-from autofit.data.cached_map import cached_map
-from autofit.data.columnar import Stored
+from autofit.data.cached_map import Columns, cached_map
+from autofit.data.columnar import MediaFile
+from autofit.data.failures import failing_as
 from autofit.data.images import check_pillow, opened_image, read_image
 from autofit.data.options import IGNORED_LABEL, DataOptions
 from autofit.data.processors import Processing
+from autofit.data.row_source import Row
 from autofit.data.rows import Rows, named_file, read_rows
-from autofit.data.samples import FileLoader, share_note
+from autofit.data.samples import Batch, FileLoader, share_note
 
 _SHORTER = "Search with a longer sequence length, or give smaller images."
 _MARK = "<image>"  # where in a text an image is, in LLaVA's data
@@ -55,7 +57,7 @@ class SeenTexts:
     """
 
     written: Any
-    images: Sequence[Sequence[str | Stored]]
+    images: Sequence[Sequence[MediaFile]]
     locations: Sequence[str]
     processing: Processing
     length: int
@@ -64,7 +66,7 @@ class SeenTexts:
     def __len__(self) -> int:
         return len(self.kept)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         indices = [self.kept[sample] for sample in chosen.tolist()]
         rows = [self.written[index] for index in indices]
         inputs = self._processed([row["text"] for row in rows], indices)
@@ -85,7 +87,7 @@ class SeenTexts:
         self,
         labels: torch.Tensor,
         ids: torch.Tensor,
-        row: Mapping[str, Any],
+        row: Row,
         index: int,
         count: int,
     ) -> None:
@@ -112,7 +114,7 @@ class SeenTexts:
             if images == total_images:
                 first_answer = min(first_answer, start)
 
-        # Cutting would cut an image. What is left out before training is known but for a few tokens.
+        # Cutting would cut an image. Before training, that was known but for a few tokens.
         if first_answer >= self.length:
             message = (
                 f"{self.locations[index]} has {count} tokens, and none to learn behind all images "
@@ -123,9 +125,7 @@ class SeenTexts:
     def largest_id(self) -> int:
         return int(max(self.written["largest"]))
 
-    def _processed(
-        self, texts: list[str], chosen: list[int], images: int | None = None
-    ) -> dict[str, torch.Tensor]:
+    def _processed(self, texts: list[str], chosen: list[int], images: int | None = None) -> Batch:
         """What the processor makes of texts and the first `images` of each; None: of all images."""
         opened = []
         for index in chosen:
@@ -160,14 +160,14 @@ class _Sample:
     """
 
     chat: str
-    images: list[str | Stored]
+    images: list[MediaFile]
     sizes: list[Size]
 
 
 def image_text_loader(
     workload: Workload, path: Path, processing: Processing, options: DataOptions
 ) -> FileLoader:
-    """The loader of a file whose rows name images and have texts, for a model with that processor."""
+    """The loader of a file whose rows name images and have texts, for that processor."""
     check_pillow(path)
     length = workload.sequence_length
     assert length is not None, "models/ gives it one"
@@ -237,7 +237,7 @@ def _chat_tokenizer(processor: Any) -> Any:
     return tokenizer
 
 
-def _first_answer(row: Mapping[str, Any], images: int) -> float:
+def _first_answer(row: Row, images: int) -> float:
     """The first learnt token behind all images; infinite where there is none."""
     first = math.inf
     for size, behind, before, _ in row["spans"]:
@@ -262,7 +262,7 @@ def _added_tokens(
     tokenizer = processor.tokenizer
     text = tokenizer.apply_chat_template([{"role": "user", "content": [_IMAGE]}], tokenize=False)
 
-    def measured(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def measured(rows: Columns) -> Columns:
         tokens = []
         for width, height, location in zip(
             rows["width"], rows["height"], rows["location"], strict=True
@@ -319,7 +319,7 @@ def _samples(rows: Rows, folder: Path) -> Iterator[_Sample]:
         yield _sample(row, folder, location)
 
 
-def _sample(row: Mapping[str, Any], folder: Path, location: str) -> _Sample:
+def _sample(row: Row, folder: Path, location: str) -> _Sample:
     """A row with its images found, and with a place in its messages for each of them."""
     named = row.get("image", [])
     named = list(named) if isinstance(named, list | tuple) else [named]
@@ -359,7 +359,7 @@ def _sample(row: Mapping[str, Any], folder: Path, location: str) -> _Sample:
     return _Sample(json.dumps(messages, ensure_ascii=False), files, sizes)
 
 
-def _messages(row: Mapping[str, Any]) -> list[Any]:
+def _messages(row: Row) -> list[Any]:
     """A row's chat, or its text as the answer to its prompt."""
     if "prompt" in row:
         question = row["prompt"]
@@ -380,14 +380,14 @@ def _parts(content: Any, location: str, *, is_marked: bool) -> list[Any]:
         is_marked: marks in texts stand for the images.
     """
     if isinstance(content, str):
-        if not is_marked or _MARK not in content:
-            return [{"type": "text", "text": content}] if content else []
+        texts = [content]
+        if is_marked and _MARK in content:
+            texts = [text.strip("\n") for text in content.split(_MARK)]
 
         parts: list[Any] = []
-        for number, text in enumerate(content.split(_MARK)):
+        for number, text in enumerate(texts):
             if number:
                 parts.append(_IMAGE)
-            text = text.strip("\n")
             if text:
                 parts.append({"type": "text", "text": text})
         return parts
@@ -413,14 +413,14 @@ def _is_text(part: Any) -> bool:
     return isinstance(part.get("text"), str)
 
 
-def _plain(part: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(part: Row) -> dict[str, Any]:
     """A part with nothing but what a template writes."""
     return dict(_IMAGE) if _is_image(part) else {"type": "text", "text": part["text"]}
 
 
-def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _written(tokenizer: Any, rows: Columns) -> Columns:
     """The texts of messages, and what of them is learnt: columns of _FEATURES."""
-    columns: dict[str, list[Any]] = {name: [] for name in _FEATURES}
+    columns: Columns = {name: [] for name in _FEATURES}
     for chat, location in zip(rows["chat"], rows["location"], strict=True):
         with _blaming(location, "cannot write"):
             text, turns = _text_of(tokenizer, json.loads(chat))
@@ -480,7 +480,5 @@ def _alike(text: str, other: str) -> int:
 
 def _blaming(location: str, what: str) -> AbstractContextManager[None]:
     """Raises InputError for whatever a processor raises inside."""
-    message = f"{location}: the model's processor {what} this: {{}}.".format
-    return as_input_error(
-        lambda error: message(sentence(error)), "Correct the data, or the processor's files."
-    )
+    problem = f"{location}: the model's processor {what} this"
+    return failing_as(problem, "Correct the data, or the processor's files.")

@@ -12,10 +12,11 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, as_input_error, pluralize, printable
+from autofit.core.errors import InputError, pluralize, printable
 from autofit.core.workload import Workload
-from autofit.data.cached_map import cached_map
-from autofit.data.columnar import Stored
+from autofit.data.cached_map import Columns, cached_map
+from autofit.data.columnar import MediaFile, Stored
+from autofit.data.failures import failing_as, kind_of_error
 from autofit.data.folders import is_litter
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
@@ -45,9 +46,8 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
         InputError: the file does not hold them, or they do not fit the model.
     """
     remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
-    with as_input_error(
-        lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy
-    ):
+    problem = f"the data file {path} cannot be read"
+    with failing_as(problem, remedy, reason=kind_of_error):
         data = torch.load(path, weights_only=True)  # which raises pages of advice
 
     found = data if isinstance(data, dict) else {}
@@ -57,8 +57,8 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
         message = f"the data file {path} must hold pixel_values and labels."
         raise InputError(message, "Save a dict of two tensors.")
 
-    # Convolutional networks take any height and width. A model that does not says so when its loss is
-    # tried.
+    # Convolutional networks take any height and width. A model that does not says so when its loss
+    # is tried.
     if pixels.dim() != 4 or pixels.shape[1] != shape[0] or not len(pixels):
         given = " x ".join(map(str, pixels.shape))
         wanted = " x ".join(map(str, ("N", *shape)))
@@ -102,7 +102,7 @@ def read_folder(
         stat = Path(file).stat()
         stamps.append(f"{stat.st_size} {stat.st_mtime_ns}")
 
-    def decode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def decode(rows: Columns) -> Columns:
         decoded = []
         for file in rows["file"]:
             pixels = _pixels(os.fsdecode(file), _MODES[channels], height, width)
@@ -170,7 +170,7 @@ def check_pillow(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened_image(file: str | Stored, *, where: str = "") -> Iterator[Any]:
+def opened_image(file: MediaFile, *, where: str = "") -> Iterator[Any]:
     """An image file, of which only the head is read.
 
     Args:
@@ -179,15 +179,13 @@ def opened_image(file: str | Stored, *, where: str = "") -> Iterator[Any]:
     from PIL import Image
 
     source = file.source() if isinstance(file, Stored) else file
-    message = f"{where}the image {file} cannot be read: {{}}.".format
-    with (
-        as_input_error(lambda error: message(type(error).__name__), "Repair or remove it."),
-        Image.open(source) as image,
-    ):
+    problem = f"{where}the image {file} cannot be read"
+    failing = failing_as(problem, "Repair or remove it.", reason=kind_of_error)
+    with failing, Image.open(source) as image:
         yield image
 
 
-def read_image(file: str | Stored, mode: str, *, where: str = "") -> Any:
+def read_image(file: MediaFile, mode: str, *, where: str = "") -> Any:
     """An image, upright, with the channels of one of Pillow's modes."""
     from PIL import ImageOps
 

@@ -109,7 +109,9 @@ def _differ_in_size(items: list[list[torch.Tensor]], samples: int | None) -> boo
     lengths = set()
     for tensor in itertools.chain(*items):
         lengths.add(tensor.shape[0] if tensor.dim() else None)
-    return len(lengths) > 1 if samples is None else lengths != {samples}
+    if samples is None:
+        return len(lengths) > 1
+    return lengths != {samples}
 
 
 def _of_images(tensors: Tensors) -> Layout | None:
@@ -138,8 +140,7 @@ def _of_images(tensors: Tensors) -> Layout | None:
             if tensor is grid or len(tensor) == len(patches) != samples:
                 takes[id(tensor)] = _rows(tensor, images)
 
-        patch_starts = _starts(patches)
-        starts = [patch_starts[image] for image in images]
+        starts = _pick(_starts(patches), images)
         takes[id(pixels)] = _rows(pixels, starts)
         for sample in range(samples):
             sizes[sample] += starts[sample + 1] - starts[sample]
@@ -165,7 +166,9 @@ def _images_of_samples(patches: list[int], tensors: Tensors, kind: int) -> list[
 
     if len(patches) == samples:
         return list(range(samples + 1))
-    return [0, len(patches)] if samples == 1 else None
+    if samples == 1:
+        return [0, len(patches)]
+    return None
 
 
 def _divided(patches: list[int], tokens: list[int]) -> list[int] | None:
@@ -191,8 +194,8 @@ def _divided(patches: list[int], tokens: list[int]) -> list[int] | None:
 def _image_tokens(images: int, tensors: Tensors, kind: int) -> Iterator[list[int]]:
     """How many tokens of each sample may stand for its images.
 
-    Types of tokens say it. Without any, all ids are tried that are frequent enough, the most frequent
-    one first.
+    Types of tokens say it. Without any, all ids are tried that are frequent enough, the most
+    frequent one first.
     """
     for name in _TYPES:
         if name in tensors:
@@ -208,8 +211,8 @@ def _image_tokens(images: int, tensors: Tensors, kind: int) -> Iterator[list[int
 
 
 def _of_packed_sequences(tensors: Tensors) -> Layout | None:
-    """Sequences one after the other in one row, with their bounds, or positions that start again with
-    each."""
+    """Sequences one after the other in one row, with their bounds, or positions that start again
+    with each."""
     bounds = [name for name in tensors if str(name).startswith(_BOUNDS)]
     if bounds:
         starts = tensors[bounds[0]].tolist()
@@ -257,8 +260,8 @@ def positions_in_rows(batch: Any) -> torch.Tensor | None:
 
 
 def _of_graphs(tensors: Tensors) -> Layout | None:
-    """Graphs one after the other: `batch` says of which graph a node is, and edges follow in the same
-    order. Without it there is one graph."""
+    """Graphs one after the other: `batch` says of which graph a node is, and edges follow in the
+    same order. Without it there is one graph."""
     edges = tensors.get("edge_index")
     graphs = tensors.get("batch")
     if edges is None:
@@ -299,6 +302,11 @@ def _starts(lengths: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
+def _pick(values: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The values at these places."""
+    return [values[place] for place in chosen]
+
+
 def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
     """Sample i has what lies from start i to the next along a dimension.
 
@@ -320,7 +328,7 @@ def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
 
 def _bounds(tensor: torch.Tensor, lengths: Sequence[int]) -> Take:
     """The bounds of samples of these lengths among the chosen ones."""
-    return lambda samples: tensor.new_tensor(_starts([lengths[sample] for sample in samples]))
+    return lambda samples: tensor.new_tensor(_starts(_pick(lengths, samples)))
 
 
 def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
@@ -332,14 +340,10 @@ def _edges(
 ) -> torch.Tensor:
     """The edges of samples, [2, edges], between nodes as they are numbered among these samples."""
     edges = take(samples)
-    old_starts = _starts(node_counts)
-    new_starts = _starts([node_counts[sample] for sample in samples])
-
-    moves = []
-    for new, sample in zip(new_starts, samples, strict=False):
-        moves.append(new - old_starts[sample])
-    counts = edges.new_tensor([edge_counts[sample] for sample in samples])
-    return edges + edges.new_tensor(moves).repeat_interleave(counts)
+    old_starts = _pick(_starts(node_counts), samples)
+    new_starts = _starts(_pick(node_counts, samples))[:-1]
+    moves = edges.new_tensor(new_starts) - edges.new_tensor(old_starts)
+    return edges + moves.repeat_interleave(edges.new_tensor(_pick(edge_counts, samples)))
 
 
 def _owners(

@@ -4,13 +4,13 @@ that is good or bad.
 Each row becomes two of `prompt` and `completion`, as text or as messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from autofit.core.errors import InputError, shown
 from autofit.data.conversations import COMPLETION, MESSAGES, PREFERENCES, of_turns
-from autofit.data.row_source import Block, Located, Piece, first_filled
+from autofit.data.row_source import Block, Blocks, Located, Piece, Row, first_filled
 
 PAIRS = PREFERENCES
 # A column of rows that are made here, and of no file: 1 where an answer is good, 0 where it is bad.
@@ -28,8 +28,6 @@ COLUMNS = frozenset((*PAIRS, *_PROMPTS, *_CHATS, *_ANSWERS, *_MARKS, "system", "
 _EXAMPLE = 'For example {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}.'
 _EXAMPLE_OF_MARKED = 'For example {"prompt": "2 + 2 =", "completion": " 4", "label": true}.'
 
-Row = Mapping[str, Any]
-
 
 def is_pair(row: Row) -> bool:
     """Whether a row holds a better and a worse answer."""
@@ -42,7 +40,7 @@ def is_marked(row: Row) -> bool:
     return has_answer and first_filled(row, _MARKS) is not None
 
 
-def pairs_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+def pairs_apart(blocks: Blocks) -> Blocks:
     """Blocks with two rows for each: the prompt with the better answer, then with the worse one."""
     for block, position in blocks:
         rows = []
@@ -63,7 +61,7 @@ class _Marked(NamedTuple):
     is_good: int
 
 
-def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+def marked_apart(blocks: Blocks) -> Blocks:
     """Blocks with two rows for each: the prompt with its answer, then with that of the next row.
 
     The last row gets the answer of the first one.

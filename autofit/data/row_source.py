@@ -6,6 +6,7 @@ from typing import Any
 
 _BLOCK = 2**21  # characters of the rows of a block
 
+Row = Mapping[str, Any]  # its fields by the names of their columns
 Located = tuple[str, Any]  # a row after its location ("FILE, line 3")
 
 
@@ -14,7 +15,7 @@ class Wanted:
     """What is looked for in a data file."""
 
     names: frozenset[str]  # of columns; others need not be read
-    fits: Callable[[Mapping[str, Any]], bool]  # whether a row has the fields that are needed
+    fits: Callable[[Row], bool]  # whether a row has the fields that are needed
     text: bool  # a plain text is a sample, too
     by_line: bool  # and each of its lines is one
 
@@ -45,6 +46,10 @@ class Block:
     position: int | None = None
     remedy: str = ""
     columnar: bool = False
+
+
+# Each with the bytes of the files that are read after it.
+Blocks = Iterator[tuple[Block, int]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class RowSource:
             yield Block(rows, None, self.remedy, self.columnar)
 
 
-def first_filled(row: Mapping[str, Any], columns: Iterable[str]) -> Any:
+def first_filled(row: Row, columns: Iterable[str]) -> Any:
     """The first of the columns that holds a value; None where none does."""
     for name in columns:
         if row.get(name) is not None:

@@ -2,14 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, as_input_error, is_whole, printable, shown
 from autofit.data import preferences
-from autofit.data.columnar import Stored, without_nulls
+from autofit.data.columnar import MediaFile, Stored, without_nulls
 from autofit.data.conversations import COMPLETION as COMPLETION
 from autofit.data.conversations import MESSAGES as MESSAGES
 from autofit.data.conversations import (
@@ -22,7 +22,7 @@ from autofit.data.conversations import (
 )
 from autofit.data.conversations import TEXT as TEXT
 from autofit.data.file_rows import row_sources
-from autofit.data.row_source import Block, Piece, RowSource, Wanted, first_filled
+from autofit.data.row_source import Block, Blocks, Piece, Row, RowSource, Wanted, first_filled
 
 Form = tuple[str, ...]  # the fields that every row has
 LABELLED = ("text", "label")
@@ -130,7 +130,7 @@ class Reading:
 
     first: FirstRow
     form: Form
-    blocks: Iterator[tuple[Block, int]]
+    blocks: Blocks
     notes: list[str]
 
 
@@ -160,7 +160,7 @@ def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Re
         by_line: every line of a plain text is a row; otherwise the whole text is one.
     """
 
-    def fits(row: Mapping[str, Any]) -> bool:
+    def fits(row: Row) -> bool:
         if _has_shapes(forms) and shape_of(row) is not None:
             return True
         return any(not _missing(row, form) for form in forms)
@@ -170,9 +170,7 @@ def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Re
     return _opened(path, forms, _blocks(row_sources(path, wanted, notes)), notes)
 
 
-def _opened(
-    path: Path, forms: Sequence[Form], blocks: Iterator[tuple[Block, int]], notes: list[str]
-) -> Reading:
+def _opened(path: Path, forms: Sequence[Form], blocks: Blocks, notes: list[str]) -> Reading:
     """The reading of blocks up to the first row, which decides the form."""
     begun = []
     for block, position in blocks:
@@ -188,7 +186,7 @@ def _opened(
     raise InputError(f"the data in {path} is empty.", "Give at least one row.")
 
 
-def _blocks(sources: Iterable[RowSource]) -> Iterator[tuple[Block, int]]:
+def _blocks(sources: Iterable[RowSource]) -> Blocks:
     """The blocks of all sources, each with the bytes of all files that are read after it."""
     done = 0
     for source in sources:
@@ -293,7 +291,7 @@ class Table:
         self.locations.append(printable(location))
         self._account(row, shape)
 
-    def _account(self, row: Mapping[str, Any], shape: Shape | None) -> None:
+    def _account(self, row: Row, shape: Shape | None) -> None:
         """Count which columns of a row were read, and which hold something and were not."""
         accounts = self.accounts
         if shape is None:
@@ -310,7 +308,7 @@ class Table:
                 accounts.left[name] = None
 
 
-def named_file(name: Any, folder: Path, location: str, what: str) -> str | Stored:
+def named_file(name: Any, folder: Path, location: str, what: str) -> MediaFile:
     """The file that a row names, relative to the folder of the data; a stored one stays as it is.
 
     Args:
@@ -491,7 +489,7 @@ def _joined(content: Any, role: str, location: str) -> str:
 
 
 def _checked_tools(tools: Any, location: str, columnar: bool) -> str:
-    """The tools of a row as JSON, "" where it has none; some data sets hold them as JSON already."""
+    """The tools of a row as JSON, "" where it has none; some data sets hold JSON already."""
     remedy = 'For example [{"type": "function", "function": {"name": "now", "parameters": {}}}].'
     if isinstance(tools, str):
         with as_input_error(lambda error: f"{location}: tools is text that is not JSON.", remedy):

@@ -28,19 +28,22 @@ _LOOKED_AT = 2**20  # tokens whose labels are looked at at once
 _EVALUATION_SEED = 0
 
 
+Batch = dict[str, torch.Tensor]
+
+
 class Samples(Protocol):
     """What a loader batches."""
 
     def __len__(self) -> int: ...
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         """The samples of these indices, as a batch."""
 
     def largest_id(self) -> int:
         """The largest token id; 0 where there are no tokens."""
 
 
-def _pick(tensors: Mapping[str, torch.Tensor], chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+def _pick(tensors: Mapping[str, torch.Tensor], chosen: torch.Tensor) -> Batch:
     """These entries of dim 0 of each tensor; `chosen` are indices or a mask."""
     return {name: tensor[chosen] for name, tensor in tensors.items()}
 
@@ -64,7 +67,7 @@ class Stacked:
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         return Rows(_pick(self.tensors, chosen))
 
     def largest_id(self) -> int:
@@ -96,7 +99,7 @@ class Packed:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         starts = self.starts[chosen].tolist()
         rows = Rows()
         for name in ("input_ids", "labels"):
@@ -140,7 +143,7 @@ class Packed:
         return repeated[repeated < self.length]
 
     def largest_id(self) -> int:
-        return max(largest(tokens) for tokens in self.tokens.values())
+        return max(map(largest, self.tokens.values()))
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
         """For each sample whether a label counts, [samples]; `shifted`: the first never does."""
@@ -180,7 +183,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         lengths = span_lengths(self.spans[chosen])
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
 
@@ -191,7 +194,7 @@ class Ragged:
         return batch | _pick(self.per_sample, chosen)
 
     def _padded(self, name: str, chosen: torch.Tensor) -> torch.Tensor:
-        """The tokens of that name of each chosen sample, padded to the longest, [samples, tokens]."""
+        """The chosen samples' tokens of that name, padded to the longest, [samples, tokens]."""
         spans = self.spans
         if name == "labels" and self.label_spans is not None:
             spans = self.label_spans
@@ -209,7 +212,7 @@ class Ragged:
         return torch.stack(longest)
 
     def largest_id(self) -> int:
-        return max(self.pad_id, *(largest(tokens) for tokens in self.tokens.values()))
+        return max(self.pad_id, *map(largest, self.tokens.values()))
 
     def only(self, mask: torch.Tensor) -> "Ragged":
         """The samples where `mask` is true."""
@@ -280,7 +283,7 @@ class Twins:
     def __len__(self) -> int:
         return len(self.texts) // 2
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         both = torch.stack([chosen, chosen + len(self)], dim=1)
         batch = {}
         for name, texts in self.texts.batch(both.flatten()).items():
@@ -301,8 +304,8 @@ class Twins:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels as bytes of each image, [channels, height, width], in a cache file; they are normalised
-    when a batch is taken."""
+    """Pixels as bytes of each image, [channels, height, width], in a cache file; they are
+    normalised when a batch is taken."""
 
     pixels: Any
     labels: torch.Tensor
@@ -313,7 +316,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         buffers = [self.pixels[index].as_buffer() for index in chosen.tolist()]
         images = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
@@ -343,9 +346,9 @@ class _Place:
 class FileLoader:
     """Batches of the effective size, each pass in a new order, as often as one likes.
 
-    A pass draws its order from torch's global random numbers, as a DataLoader does. The beginning of
-    the order fills up the last batch. Like torchdata's StatefulDataLoader it can go on where a pass
-    stopped, without making the batches before.
+    A pass draws its order from torch's global random numbers, as a DataLoader does. The beginning
+    of the order fills up the last batch. Like torchdata's StatefulDataLoader it can go on where a
+    pass stopped, without making the batches before.
 
     Attributes:
         mask_id: hides tokens at random, which become labels (masked language models).
@@ -373,7 +376,7 @@ class FileLoader:
     def __len__(self) -> int:
         return math.ceil(len(self.samples) / self.batch_size)
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         place = self._place
         if not place.loaded or place.seed is None:
             place.seed = int(torch.randint(_MOST_SEED, ()))
@@ -397,11 +400,11 @@ class FileLoader:
         blank = torch.zeros(len(self.samples), 2)
         return replace(self, samples=self.samples.with_column(name, blank), blank=blank)
 
-    def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
+    def in_order(self) -> Iterator[Batch]:
         """Every sample once, in the file's order, without torch's global random numbers."""
         return self._batches(torch.arange(len(self.samples)), _evaluation_generator())
 
-    def longest(self) -> dict[str, torch.Tensor] | None:
+    def longest(self) -> Batch | None:
         """A batch of the longest samples; None where they have no length before they are made."""
         if not isinstance(self.samples, Ragged | Twins):
             return None
@@ -429,7 +432,7 @@ class FileLoader:
 
     def _batches(
         self, order: torch.Tensor, generator: torch.Generator, samples: int = 0
-    ) -> Iterator[dict[str, torch.Tensor]]:
+    ) -> Iterator[Batch]:
         """The batches of an order, from where so many samples were given."""
         given, begun = divmod(samples, self.batch_size)
         # Masking draws random numbers, so batches that were given are masked again.
@@ -448,14 +451,14 @@ class FileLoader:
             if number >= given:
                 yield batch
 
-    def _made(self, chunks: Iterator[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-        """The batch of each chunk; where `ahead` is set, one is made while the one before is used."""
+    def _made(self, chunks: Iterator[torch.Tensor]) -> Iterator[Batch]:
+        """The batch of each chunk; with `ahead`, one is made while the one before is used."""
         if not self.ahead:
             yield from map(self.samples.batch, chunks)
             return
 
         with ThreadPoolExecutor(1) as worker:
-            coming: Future[dict[str, torch.Tensor]] | None = None
+            coming: Future[Batch] | None = None
             for chunk in chunks:
                 ready = coming
                 coming = worker.submit(self.samples.batch, chunk)
@@ -469,9 +472,7 @@ def _evaluation_generator() -> torch.Generator:
     return torch.Generator().manual_seed(_EVALUATION_SEED)
 
 
-def masked(
-    batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator
-) -> dict[str, torch.Tensor]:
+def masked(batch: Batch, mask_id: int, generator: torch.Generator) -> Batch:
     """The batch with 15 % of the tokens to predict, and labels for those only.
 
     Existing labels mark the tokens that may be chosen: not padding, not the tokenizer's own.

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from autofit.core.errors import InputError, as_input_error, pluralize, sentence
+from autofit.core.errors import InputError, pluralize
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
-from autofit.data.columnar import Stored
+from autofit.data.columnar import MediaFile, Stored
+from autofit.data.failures import failing_as, kind_of_error
 from autofit.data.labels import labels_from
 from autofit.data.options import IGNORED_LABEL, DataOptions
 from autofit.data.processors import Processing
 from autofit.data.rows import named_file, read_rows
-from autofit.data.samples import FileLoader, share_note
+from autofit.data.samples import Batch, FileLoader, share_note
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Recordings:
         labels: the class of each file, [files], or the tokens that are said in each.
     """
 
-    files: Sequence[str | Stored]
+    files: Sequence[MediaFile]
     locations: Sequence[str]
     labels: torch.Tensor | Sequence[torch.Tensor]
     processing: Processing
@@ -41,7 +42,7 @@ class Recordings:
     def __len__(self) -> int:
         return len(self.files)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         extractor = self.processing.processor
         rate = int(extractor.sampling_rate)
         indices = chosen.tolist()
@@ -52,8 +53,7 @@ class Recordings:
         padding = inspect.signature(extractor.__call__).parameters.get("padding")
         if padding is not None and not padding.default:
             options["padding"] = True
-        message = "the model's feature extractor does not take this sound: {}.".format
-        with as_input_error(lambda error: message(sentence(error))):
+        with failing_as("the model's feature extractor does not take this sound"):
             made = extractor(waves, sampling_rate=rate, return_tensors="pt", **options)
 
         batch = {name: part for name, part in made.items() if name in self.processing.arguments}
@@ -176,15 +176,14 @@ def _long_enough(
         raise InputError(message, "Check that files and transcripts belong together.")
 
     notes.append(share_note("left out, too short for what is said in them", left_out, len(samples)))
-    return replace(
-        samples,
-        files=[samples.files[number] for number in kept],
-        locations=[samples.locations[number] for number in kept],
-        labels=[samples.labels[number] for number in kept],
-    )
+    parts: dict[str, Any] = {}
+    for name in ("files", "locations", "labels"):
+        values = getattr(samples, name)
+        parts[name] = [values[number] for number in kept]
+    return replace(samples, **parts)
 
 
-def _seconds(file: str | Stored, location: str) -> float:
+def _seconds(file: MediaFile, location: str) -> float:
     """How long a file of sound is, as its head says."""
     import soundfile
 
@@ -195,7 +194,7 @@ def _seconds(file: str | Stored, location: str) -> float:
     return seconds
 
 
-def _wave(file: str | Stored, rate: int, location: str) -> Any:
+def _wave(file: MediaFile, rate: int, location: str) -> Any:
     """The mean of a file's channels at a rate."""
     import soundfile
     import soxr
@@ -205,14 +204,12 @@ def _wave(file: str | Stored, rate: int, location: str) -> Any:
         return soxr.resample(wave.mean(axis=1), found, rate)
 
 
-def _opened(file: str | Stored) -> Any:
+def _opened(file: MediaFile) -> Any:
     return file.source() if isinstance(file, Stored) else file
 
 
-def _readable(file: str | Stored, location: str) -> AbstractContextManager[None]:
+def _readable(file: MediaFile, location: str) -> AbstractContextManager[None]:
     """Raises InputError where a file of sound cannot be read inside."""
-    message = f"{location}: the sound {file} cannot be read: {{}}.".format
-    return as_input_error(
-        lambda error: message(type(error).__name__),
-        "Repair or remove it; WAV, FLAC, Ogg and MP3 are read.",
-    )
+    problem = f"{location}: the sound {file} cannot be read"
+    remedy = "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."
+    return failing_as(problem, remedy, reason=kind_of_error)

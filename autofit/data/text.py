@@ -1,4 +1,4 @@
-"""Text as training data: rows become samples, packed into whole sequences or padded within a batch."""
+"""Text as training data: rows become samples, packed into sequences or padded in a batch."""
 
 import json
 from pathlib import Path
@@ -234,8 +234,8 @@ def _prepare_chat_template(tokenizer: Any, first: FirstRow, learn: str) -> list[
     """Give a tokenizer without a chat template a simple one; returns notes for the user.
 
     Raises:
-        InputError: the assistant's turns are to be learnt alone, and the template does not show where
-            they are.
+        InputError: the assistant's turns are to be learnt alone, and the template does not show
+            where they are.
     """
     notes = []
     if tokenizer.chat_template is None:

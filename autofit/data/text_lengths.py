@@ -1,4 +1,4 @@
-"""How long texts are that are padded on the right, and batches without what all of their texts pad."""
+"""How long texts are that are padded on the right, and batches cut to their longest text."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,8 @@
 """Rows that are written as text: JSON lines, a JSON document, CSV and its like.
 
 Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text
-"007" becomes 7.0, "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and
-its errors lose the line.
+"007" becomes 7.0, "NA" null, a date a timestamp), shifts CSV rows that are too long by a column,
+and its errors lose the line.
 """
 
 import csv
@@ -152,7 +152,7 @@ def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSo
 
 
 def _beginning(file: TextFile) -> str:
-    """The first characters of a text that are not blank, with the rest of the part that they are in."""
+    """The beginning of a text without blanks, with the rest of the part that it is in."""
     begun = ""
     for part, _ in file.parts():
         begun = (begun + part).lstrip()

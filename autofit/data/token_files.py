@@ -1,7 +1,7 @@
 """Token ids and labels in files: written one after the other, and read where a batch needs them.
 
-A batch is made of slices of files that may be larger than the memory, so they are neither loaded nor
-mapped: what was read once does not count as memory of the process.
+A batch is made of slices of files that may be larger than the memory, so they are neither loaded
+nor mapped: what was read once does not count as memory of the process.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ from autofit.data.encoder import Encoded, Encoder, Values
 from autofit.data.labels import labels_from
 from autofit.data.options import IGNORED_LABEL, LabelRule
 from autofit.data.reading_bar import ReadingBar
-from autofit.data.row_source import Block, Piece
+from autofit.data.row_source import Block, Blocks, Piece
 from autofit.data.rows import ANSWERS, TAGGED, Accounts, Form, Reading
 from autofit.data.token_files import TokenFile, TokenWriter, readable
 from autofit.data.tokens import Encoding, end_of_text
@@ -39,8 +39,8 @@ class Tokenised:
         spans: where each row begins and ends among the ids, [rows, 2].
         label_spans: the same among the labels.
         is_learnt: for each row whether it has a label that counts, [rows].
-        classes: the class of each row, its measured value, or whether its answer is good, [rows]; None
-            where rows have none.
+        classes: the class of each row, its measured value, or whether its answer is good, [rows];
+            None where rows have none.
         tools: how many rows have tools, and the messages and tools of the first one, as JSON.
     """
 
@@ -254,7 +254,7 @@ class _Store:
         (self._folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
-def _whole(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+def _whole(blocks: Blocks) -> Blocks:
     """The same blocks, with each text in one piece."""
     text = ""
     for block, position in blocks:

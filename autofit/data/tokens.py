@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from autofit.core.errors import InputError, as_input_error, sentence, shown
+from autofit.core.errors import InputError, sentence, shown
 from autofit.core.workload import LEARNT
 from autofit.data import chat
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
+from autofit.data.failures import failing_as
 from autofit.data.options import IGNORED_LABEL
 from autofit.data.row_source import Piece
 from autofit.data.rows import (
@@ -182,7 +183,7 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
     template = chat.ChatTemplate(encoding.tokenizer)
     learns_all = encoding.learn == ALL
     texts: list[str] = []
-    turns: list[list[chat.Span]] = []
+    turns: list[chat.Spans] = []
     for given, given_tools, location in zip(
         rows["messages"], rows["tools"], rows["location"], strict=True
     ):
@@ -202,7 +203,7 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
 
 def _rendered(
     template: chat.ChatTemplate, messages: Any, tools: Any, location: str, *, learns_all: bool
-) -> tuple[str, list[chat.Span]]:
+) -> tuple[str, chat.Spans]:
     """The text of a conversation, and the turns in it that are learnt; none where all is.
 
     Raises:
@@ -226,9 +227,9 @@ def _rendered(
 
 
 def _ids_within(
-    tokenizer: Any, texts: list[str], spans: list[list[chat.Span]]
+    tokenizer: Any, texts: list[str], spans: list[chat.Spans]
 ) -> Iterator[tuple[Any, Any]]:
-    """The ids of texts without special tokens, and a mask of those with a character in the spans."""
+    """The ids of texts without special tokens, and a mask of those within the spans."""
     if is_byte_tokenizer(tokenizer):
         for text, parts in zip(texts, spans, strict=True):
             ids = byte_ids(text)
@@ -245,8 +246,8 @@ def _ids_within(
             yield ids, _within(parts, offsets[:, 0], offsets[:, 1])
         return
 
-    # Without offsets, each text is tokenised in pieces: every second one is a span. Where that gives
-    # other tokens than the whole text, nobody knows which token a span begins with.
+    # Without offsets, each text is tokenised in pieces: every second one is a span. Where that
+    # gives other tokens than the whole text, nobody knows which token a span begins with.
     for text, parts in zip(texts, spans, strict=True):
         edges = [0]
         for part in parts:
@@ -265,10 +266,10 @@ def _ids_within(
         yield ids, np.concatenate(masks)
 
 
-def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
+def _within(spans: chat.Spans, starts: Any, ends: Any) -> Any:
     """Which tokens, from each start to its end, have a character in the spans.
 
-    Tokens between two such are among them: some tokenizers say of a space that it has no characters.
+    Tokens between two such count, too: some tokenizers say of a space that it has no characters.
     """
     inside = np.zeros(len(starts), bool)
     for start, end in spans:
@@ -281,7 +282,7 @@ def _within(spans: list[chat.Span], starts: Any, ends: Any) -> Any:
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
     ids, special, is_cut = _framed_ids(encoding, "text", _without_empty(rows["text"]))
-    labels: list[Any] = [[] for _ in ids]
+    labels = _none_for(ids)
     if encoding.masked:
         for number, row in enumerate(ids):
             labels[number] = np.where(np.array(special[number], bool), IGNORED_LABEL, row)
@@ -372,12 +373,12 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
         answer = _answer_span(rows["answers"][number], context, rows["location"][number])
         labels.append([0, 0] if answer is None else _tokens_of(answer, spans, seen))
 
-    types = output.get("token_type_ids", [[] for _ in rows["question"]])
+    types = output.get("token_type_ids", _none_for(labels))
     return {"input_ids": output["input_ids"], "labels": labels, "cut": is_cut, "types": types}
 
 
 def _answer_span(answers: Any, context: str, location: str) -> chat.Span | None:
-    """Where in the context the first answer stands, in characters; None where there is no answer."""
+    """The first answer's place in the context, in characters; None where there is no answer."""
     if not answers["text"]:
         return None
 
@@ -418,20 +419,18 @@ def _judged(encoding: Encoding, rows: Columns) -> Columns:
         )
         whole = encoding.tokenizer(queries, passages, verbose=False)
 
-    length = encoding.length or 0
-    none: list[Any] = [[] for _ in queries]
+    none = _none_for(queries)
     return {
         "input_ids": output["input_ids"],
         "labels": none,
         "types": output.get("token_type_ids", none),
-        "cut": [len(ids) > length for ids in whole["input_ids"]],
+        "cut": _are_longer(whole["input_ids"], encoding.length or 0),
     }
 
 
 def _refused_by_tokenizer(what: str, remedy: str) -> AbstractContextManager[None]:
     """Raises InputError for whatever a tokenizer raises inside."""
-    message = f"the tokenizer does not take {what}: {{}}.".format
-    return as_input_error(lambda error: message(sentence(error)), remedy)
+    return failing_as(f"the tokenizer does not take {what}", remedy)
 
 
 def _framed_ids(
@@ -449,9 +448,8 @@ def _framed_ids(
     length = encoding.length or 0
     if is_byte_tokenizer(tokenizer):  # which puts nothing around a text
         rows = [byte_ids(text) for text in texts]
-        is_cut = [len(row) > length for row in rows]
         ids = [row[:length] for row in rows]
-        return ids, [np.zeros_like(row) for row in ids], is_cut
+        return ids, [np.zeros_like(row) for row in ids], _are_longer(rows, length)
 
     def tokenized(texts: list[str], **options: Any) -> tuple[list[Any], list[Any]]:
         if not texts:
@@ -462,7 +460,7 @@ def _framed_ids(
 
     texts = _without_frame(tokenizer, texts)
     ids, special = tokenized(texts)
-    is_cut = [len(row) > length for row in ids]
+    is_cut = _are_longer(ids, length)
 
     too_long = np.flatnonzero(is_cut).tolist()
     cut_ids, cut_special = tokenized(
@@ -517,11 +515,21 @@ def _end(tokenizer: Any) -> Any:
 
 def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> Columns:
     """Samples cut to a length; labels are empty where they are the ids."""
-    cut_labels: list[Any] = [[] for _ in ids]
+    cut_labels = _none_for(ids)
     if labels:
         cut_labels = [row[:length].astype(np.int32) for row in labels]
     return {
         "input_ids": [row[:length].astype(np.int32) for row in ids],
         "labels": cut_labels,
-        "cut": [length is not None and len(row) > length for row in ids],
+        "cut": _are_longer(ids, length),
     }
+
+
+def _none_for(rows: list[Any]) -> list[Any]:
+    """No numbers for each row, as of labels that are the ids."""
+    return [[] for _ in rows]
+
+
+def _are_longer(rows: list[Any], length: int | None) -> list[bool]:
+    """Which rows are longer than a length; None: none is."""
+    return [length is not None and len(row) > length for row in rows]

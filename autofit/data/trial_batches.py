@@ -1,9 +1,9 @@
 """Batches that a loss is tried on: samples that differ, and variations of them that tell counts
 apart.
 
-Samples of one length with all their labels do not tell whether a loss is a mean over samples or over
-labels. So some labels and the ends of some rows are left out, as padding would, differently in each
-sample and each tensor.
+Samples of one length with all their labels do not tell whether a loss is a mean over samples or
+over labels. So some labels and the ends of some rows are left out, as padding would, differently in
+each sample and each tensor.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,8 @@ _Path = tuple[Any, ...]
 
 
 def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
-    """The batch with labels left out, rows ended early and holes in masks, of each sample and tensor
-    another share; and with some labels that two samples have in common.
+    """The batch with labels left out, rows ended early and holes in masks, of each sample and
+    tensor another share; and with some labels that two samples have in common.
 
     Args:
         ignores_labels: the loss takes ignored labels.
@@ -78,7 +78,8 @@ def shortened(batch: Any) -> Any:
 
 
 def diversified(batch: Any, model: nn.Module) -> Any:
-    """The batch with noise on its numbers and other token ids: for one whose samples are all alike."""
+    """The batch with noise on its numbers and other token ids: for one whose samples are all
+    alike."""
     generator = torch.Generator().manual_seed(0)
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     least = min((embedding.num_embeddings for embedding in embeddings), default=0)
@@ -137,8 +138,8 @@ def variety(batch: Any) -> float:
 def _scores(batch: Any) -> torch.Tensor | None:
     """A number for each of the first samples, [samples]; None where no tensor gives one.
 
-    It is the size of the sample where that is known; else how many of its labels and mask count, and
-    a little its content.
+    It is the size of the sample where that is known; else how many of its labels and mask count,
+    and a little its content.
     """
     layout = layout_of(batch)
     if layout:
