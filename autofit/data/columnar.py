@@ -101,9 +101,11 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
 
 def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
     """The columns of images or sound of a Parquet file, mapped into memory from the cache."""
-    schema = pyarrow.schema([file.schema_arrow.field(name) for name in media])
+    fields = [file.schema_arrow.field(name) for name in media]
+    schema = pyarrow.schema(fields)
 
     def build(folder: Path) -> None:
+        """Copy the columns, a few rows at a time."""
         with pyarrow.ipc.new_stream(str(folder / _MEDIA), schema) as writer:
             for batch in file.iter_batches(batch_size=_IMAGES, columns=media):
                 writer.write_batch(batch.cast(schema))

@@ -179,6 +179,7 @@ def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
     given = 0
 
     def says(error: BaseException) -> str:
+        """The message for an error; of bytes that are no UTF-8, where in the file they are."""
         why = sentence(error)
         if isinstance(error, UnicodeDecodeError):
             # Python counts from the beginning of the part.

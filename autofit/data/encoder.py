@@ -172,13 +172,16 @@ class Encoder:
 def _numbered_tags(rows: Rows, values: Values) -> Rows:
     """Rows whose tags are places among the values."""
     tags = []
-    pairs = zip(rows.columns["tokens"], rows.columns["tags"], rows.locations, strict=True)
-    for words, given, location in pairs:
+    columns = rows.columns
+    for words, given, location in zip(
+        columns["tokens"], columns["tags"], rows.locations, strict=True
+    ):
         if len(words) != len(given):
             message = f"{location}: {len(words)} words have {len(given)} tags."
             raise InputError(message, "Give each word one tag.")
         tags.append([values.number(tag, location) for tag in given])
-    return replace(rows, columns={**rows.columns, "tags": tags})
+
+    return replace(rows, columns={**columns, "tags": tags})
 
 
 def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
@@ -186,4 +189,6 @@ def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
     lengths = np.array([len(row) for row in rows], np.int64)
     if not lengths.any():
         return np.zeros(0, np.int32), lengths
-    return np.concatenate([np.asarray(row, np.int32) for row in rows]), lengths
+
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    return np.concatenate(arrays), lengths

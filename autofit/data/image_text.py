@@ -136,6 +136,7 @@ class SeenTexts:
         locations = ", ".join(self.locations[index] for index in chosen)
         with _blaming(locations, "does not take"):
             made = _made(self.processing.processor, texts, opened)
+
         wanted = self.processing.arguments | {"input_ids", "attention_mask"}
         return {name: part for name, part in made.items() if name in wanted}
 
@@ -428,16 +429,21 @@ def _written(tokenizer: Any, rows: Columns) -> Columns:
 
         ids = np.array(encoded["input_ids"])
         offsets = np.array(encoded["offset_mapping"]).reshape(-1, 2)
+        begins = offsets[:, 0]
         # Tokens that were added have no characters, and are in no turn.
-        starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)
+        starts = np.where(offsets[:, 1] > begins, begins, -1)
+
         learnt: list[int] = []
         spans = []
         for start, end, images in turns:
-            tokens = np.flatnonzero((starts >= start) & (starts < end))
-            if len(tokens):
-                learnt += ids[tokens].tolist()
-                behind = len(ids) - int(tokens[-1]) - 1
-                spans.append([len(tokens), behind, images, end])
+            is_inside = (starts >= start) & (starts < end)
+            tokens = np.flatnonzero(is_inside)
+            if not len(tokens):
+                continue
+
+            learnt += ids[tokens].tolist()
+            last = int(tokens[-1])
+            spans.append([len(tokens), len(ids) - last - 1, images, end])
 
         columns["text"].append(text)
         columns["learnt"].append(learnt)

@@ -77,6 +77,7 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
         items = [_tensors(item) for item in part]
         if len(part) != samples or not all(items):
             continue
+
         is_named = str(name).endswith("labels")
         if not (is_certain or is_named) and not _differ_in_size(items, samples if rows else None):
             continue
@@ -222,7 +223,9 @@ def _of_packed_sequences(tensors: Tensors) -> Layout | None:
             return None
         if "input_ids" not in tensors:
             return None
-        starts = [*(positions[0] == 0).nonzero()[:, 0].tolist(), positions.shape[1]]
+
+        first_tokens = (positions[0] == 0).nonzero()[:, 0]
+        starts = [*first_tokens.tolist(), positions.shape[1]]
     if len(starts) < 3 or starts[0]:
         return None
 

@@ -12,17 +12,30 @@ Located = tuple[str, Any]  # a row after its location ("FILE, line 3")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is looked for in a data file."""
+    """What is looked for in a data file.
 
-    names: frozenset[str]  # of columns; others need not be read
-    fits: Callable[[Row], bool]  # whether a row has the fields that are needed
-    text: bool  # a plain text is a sample, too
-    by_line: bool  # and each of its lines is one
+    Attributes:
+        names: of columns; others need not be read.
+        fits: whether a row has the fields that are needed.
+        text: a plain text is a sample, too.
+        by_line: each line of a plain text is one.
+    """
+
+    names: frozenset[str]
+    fits: Callable[[Row], bool]
+    text: bool
+    by_line: bool
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text that is one row, with what stands around it."""
+    """A part of a text that is one row.
+
+    Attributes:
+        before: the text that stands before it, as far as tokens may depend on it.
+        after: the same behind it.
+        is_last: the row ends with it.
+    """
 
     location: str
     before: str

@@ -125,7 +125,9 @@ class Packed:
         found = tokens[start : start + self.length]
         if len(found) == self.length:
             return found
-        return found.repeat(math.ceil(self.length / len(found)))[: self.length]
+
+        repeats = math.ceil(self.length / len(found))
+        return found.repeat(repeats)[: self.length]
 
     def _begins_within(self, start: int) -> torch.Tensor:
         """Where texts begin in the sequence from a start."""
@@ -152,7 +154,8 @@ class Packed:
             return torch.full((len(self),), self.length > skipped)
 
         found = []
-        for chosen in torch.arange(len(self)).split(max(1, _LOOKED_AT // self.length)):
+        at_once = max(1, _LOOKED_AT // self.length)
+        for chosen in torch.arange(len(self)).split(at_once):
             labels = self.batch(chosen)["labels"][:, skipped:]
             found.append((labels != IGNORED_LABEL).any(dim=1))
         return torch.cat(found)
@@ -185,9 +188,11 @@ class Ragged:
 
     def batch(self, chosen: torch.Tensor) -> Batch:
         lengths = span_lengths(self.spans[chosen])
-        mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
+        places = torch.arange(int(lengths.max()))
+        mask = places < lengths.unsqueeze(1)
 
-        batch = {"input_ids": self._padded("input_ids", chosen), "attention_mask": mask}
+        ids = self._padded("input_ids", chosen)
+        batch = {"input_ids": ids, "attention_mask": mask.long()}
         for name in self.tokens:
             if name != "input_ids":
                 batch[name] = self._padded(name, chosen)
@@ -320,8 +325,11 @@ class Pictures:
         buffers = [self.pixels[index].as_buffer() for index in chosen.tolist()]
         images = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
-        normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
-        return {"pixel_values": normalised, "labels": self.labels[chosen]}
+
+        # By channel, for all heights and widths.
+        mean = self.mean.view(-1, 1, 1)
+        deviation = self.deviation.view(-1, 1, 1)
+        return {"pixel_values": (values - mean) / deviation, "labels": self.labels[chosen]}
 
     def largest_id(self) -> int:
         return 0
@@ -386,7 +394,8 @@ class FileLoader:
         total = len(self) * self.batch_size
         generator = torch.Generator().manual_seed(place.seed)
         order = torch.randperm(len(self.samples), generator=generator)
-        order = order.repeat(math.ceil(total / len(order)))[:total]
+        repeats = math.ceil(total / len(order))
+        order = order.repeat(repeats)[:total]
 
         begun = place.samples // self.batch_size
         batches = self._batches(order, generator, place.samples)

@@ -169,8 +169,11 @@ def _label_tokens(found: Tokenised) -> Tokens:
 def _twins_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
     """The loader of rows of two texts."""
     assert found.labels is not None, "the second texts"
-    spans = torch.cat([found.spans, found.label_spans + len(found.ids)])
-    texts = Ragged({"input_ids": Joined(found.ids, found.labels)}, spans, padding)
+    tokens = Joined(found.ids, found.labels)
+    second_spans = found.label_spans + len(found.ids)
+    spans = torch.cat([found.spans, second_spans])
+
+    texts = Ragged({"input_ids": tokens}, spans, padding)
     return _loader_of_twins(Twins(texts), found, size, notes)
 
 
@@ -185,9 +188,12 @@ def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) 
         note = share_note("left out, without room for both answers", left_out, len(are_learnt))
         notes = [*notes, note]
 
+    # The first answer of every prompt, then the second of every one.
     pairs = found.spans.view(-1, 2, 2)[are_learnt]
     spans = pairs.transpose(0, 1).flatten(0, 1)
-    texts = Ragged({"input_ids": found.ids, "labels": _label_tokens(found)}, spans, padding)
+
+    tokens = {"input_ids": found.ids, "labels": _label_tokens(found)}
+    texts = Ragged(tokens, spans, padding)
     per_sample = {}
     if found.classes is not None:
         per_sample["desirable"] = found.classes.view(-1, 2)[are_learnt, 0]

@@ -285,7 +285,8 @@ def _framed(encoding: Encoding, rows: Columns) -> Columns:
     labels = _none_for(ids)
     if encoding.masked:
         for number, row in enumerate(ids):
-            labels[number] = np.where(np.array(special[number], bool), IGNORED_LABEL, row)
+            is_special = np.array(special[number], bool)
+            labels[number] = np.where(is_special, IGNORED_LABEL, row)
     return {"input_ids": ids, "labels": labels, "cut": is_cut}
 
 
@@ -396,7 +397,11 @@ def _answer_span(answers: Any, context: str, location: str) -> chat.Span | None:
 def _tokens_of(answer: chat.Span, spans: dict[int, chat.Span], seen: int) -> list[int]:
     """The first and the last token of an answer; nothing where it goes on beyond what is seen."""
     start, stop = answer
-    found = [token for token, (begin, end) in spans.items() if begin < stop and end > start]
+    found = []
+    for token, (begin, end) in spans.items():
+        if begin < stop and end > start:
+            found.append(token)
+
     if not found or stop > seen:
         return []
     return [found[0], found[-1]]
@@ -475,12 +480,18 @@ def _framed_ids(
 def _without_frame(tokenizer: Any, texts: list[str]) -> list[str]:
     """Texts without the tokens at their ends that the tokenizer will put there itself."""
     frame = tokenizer("", verbose=False)["input_ids"]
-    if frame and frame[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id):
-        first = tokenizer.convert_ids_to_tokens(frame[0])
-        texts = [text.removeprefix(first) for text in texts]
-    if frame and frame[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        last = tokenizer.convert_ids_to_tokens(frame[-1])
-        texts = [text.removesuffix(last) for text in texts]
+    if not frame:
+        return texts
+
+    first = frame[0]
+    if first in (tokenizer.bos_token_id, tokenizer.cls_token_id):
+        beginning = tokenizer.convert_ids_to_tokens(first)
+        texts = [text.removeprefix(beginning) for text in texts]
+
+    last = frame[-1]
+    if last in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        end = tokenizer.convert_ids_to_tokens(last)
+        texts = [text.removesuffix(end) for text in texts]
     return texts
 
 

@@ -82,22 +82,29 @@ def diversified(batch: Any, model: nn.Module) -> Any:
     alike."""
     generator = torch.Generator().manual_seed(0)
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    least = min((embedding.num_embeddings for embedding in embeddings), default=0)
+    vocabulary = min((embedding.num_embeddings for embedding in embeddings), default=0)
 
     changed: dict[int, torch.Tensor] = {}
     for path, tensor in paths(batch):
         if tensor.is_floating_point() and tensor.dim():
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-            spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-            changed[id(tensor)] = tensor + noise * (0.5 * spread + 0.1)
+            changed[id(tensor)] = _with_noise(tensor, generator)
             continue
 
-        is_position = _has_word(_name_of(path), _POSITIONS)
         is_constant = tensor.dim() >= 2 and bool((tensor == tensor.flatten()[0]).all())
-        if embeddings and is_constant and not is_position:
-            ids = torch.randint(1, max(2, least), tensor.shape, generator=generator)
-            changed[id(tensor)] = ids.to(tensor)
+        if not embeddings or not is_constant or _has_word(_name_of(path), _POSITIONS):
+            continue
+        ids = torch.randint(1, max(2, vocabulary), tensor.shape, generator=generator)
+        changed[id(tensor)] = ids.to(tensor)
     return _with_changed(batch, changed)
+
+
+def _with_noise(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Numbers that differ from these by about half of what they differ by among each other."""
+    noise = torch.randn(numbers.shape, generator=generator).to(numbers)
+    spread = 0.0
+    if numbers.numel() > 1:
+        spread = float(numbers.float().std())
+    return numbers + noise * (0.5 * spread + 0.1)
 
 
 def _with_changed(batch: Any, changed: Mapping[int, torch.Tensor]) -> Any:
