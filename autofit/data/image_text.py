@@ -323,25 +323,11 @@ def _samples(rows: Rows, folder: Path) -> Iterator[_Sample]:
 def _sample(row: Row, folder: Path, location: str) -> _Sample:
     """A row with its images found, and with a place in its messages for each of them."""
     named = row.get("image", [])
-    named = list(named) if isinstance(named, list | tuple) else [named]
+    if not isinstance(named, list | tuple):
+        named = [named]
 
     messages = _messages(row)
-    contents = [message["content"] for message in messages]
-    marks = sum(content.count(_MARK) for content in contents if isinstance(content, str))
-    is_marked = marks == len(named)
-    for message, content in zip(messages, contents, strict=True):
-        message["content"] = _parts(content, location, is_marked=is_marked)
-
-    places = [part for message in messages for part in message["content"] if _is_image(part)]
-    if not named:
-        named = [part.get("image") or part.get("path") for part in places]
-    if named and not places:
-        asker = next((message for message in messages if message["role"] == "user"), messages[0])
-        asker["content"] = [_IMAGE] * len(named) + asker["content"]
-    elif len(places) != len(named):
-        problem = f"{location}: {len(places)} places for {len(named)} images."
-        raise InputError(problem, "Give one place for each image.")
-
+    named = _with_places(messages, list(named), location)
     if not named:
         raise InputError(f"{location} names no image.", "Every row needs one.")
     if not any(message["role"] == "assistant" for message in messages):
@@ -358,6 +344,37 @@ def _sample(row: Row, folder: Path, location: str) -> _Sample:
         with opened_image(file, where=f"{location}: ") as image:
             sizes.append(image.size)
     return _Sample(json.dumps(messages, ensure_ascii=False), files, sizes)
+
+
+def _with_places(messages: list[Any], named: list[Any], location: str) -> list[Any]:
+    """Make the content of each message a list of texts and images, with a place for each image.
+
+    Args:
+        messages: whose contents are replaced.
+        named: the images of the row; empty where the messages name them.
+
+    Returns:
+        The images.
+    """
+    contents = [message["content"] for message in messages]
+    marks = sum(content.count(_MARK) for content in contents if isinstance(content, str))
+    is_marked = marks == len(named)
+
+    places: list[Any] = []
+    for message, content in zip(messages, contents, strict=True):
+        parts = _parts(content, location, is_marked=is_marked)
+        message["content"] = parts
+        places += filter(_is_image, parts)
+
+    if not named:
+        return [part.get("image") or part.get("path") for part in places]
+    if not places:
+        asker = next((message for message in messages if message["role"] == "user"), messages[0])
+        asker["content"] = [_IMAGE] * len(named) + asker["content"]
+    elif len(places) != len(named):
+        problem = f"{location}: {len(places)} places for {len(named)} images."
+        raise InputError(problem, "Give one place for each image.")
+    return named
 
 
 def _messages(row: Row) -> list[Any]:
