@@ -1,1 +1,4 @@
-"""Training data: files become batches, and batches become micro-batches. Importing this room loads nothing heavy."""
+"""Training data: files become batches, and batches become micro-batches.
+
+Importing this room loads nothing heavy.
+"""

@@ -1,5 +1,8 @@
-"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers without one. A
-transformers tokenizer like any other, so `AutoTokenizer.from_pretrained` loads what was trained with it."""
+"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers
+without one.
+
+It is a transformers tokenizer, so `AutoTokenizer.from_pretrained` loads what was trained with it.
+"""
 
 from typing import Any
 
@@ -8,15 +11,18 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 _VOCABULARY = {f"<0x{byte:02X}>": byte for byte in range(256)}
-_PAD, _MASK = "<0x00>", "<0x01>"  # bytes that no text has
+# Bytes that no text has.
+_PAD = "<0x00>"
+_MASK = "<0x01>"
 
-# Each turn is "role:", a line break, its content, and the tokenizer's end of text (for bytes 3, ASCII's end of text).
-# Assistant turns are marked as generated from their content to the end.
+# Each turn is "role:", a line break, its content, and the tokenizer's end of text (for bytes 3,
+# which is that of ASCII). Assistant turns are marked as generated from their content to the end.
 CHAT_TEMPLATE = (
     "{% set end = eos_token or '\\x03' %}"
     "{% for message in messages %}"
     "{{ message['role'] + ':\\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + end }}{% endgeneration %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + end }}{% endgeneration %}"
     "{% else %}{{ message['content'] + end }}{% endif %}"
     "{{ '\\n' }}"
     "{% endfor %}"
@@ -26,13 +32,17 @@ CHAT_TEMPLATE = (
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of 256 tokens, byte b with id b, without an end of text; 0 pads and 1 masks."""
-    # no merges: every character falls back to its bytes
+    # Without merges, every character falls back to its bytes.
     model = models.BPE(_VOCABULARY, [], byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    # split_special_tokens: a text that spells "<0x00>" is six characters, not padding.
-    options = {"pad_token": _PAD, "mask_token": _MASK, "split_special_tokens": True}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=_PAD,
+        mask_token=_MASK,
+        split_special_tokens=True,  # a text that spells "<0x00>" is six characters, not padding
+    )
 
 
 def is_byte_tokenizer(tokenizer: Any) -> bool:
@@ -41,5 +51,5 @@ def is_byte_tokenizer(tokenizer: Any) -> bool:
 
 
 def byte_ids(text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The byte tokenizer's ids of a text, without the 1.3 s and 150 MB that it takes for each MB."""
+    """The byte tokenizer's ids of a text, which itself takes 1.3 s and 150 MB for each MB."""
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

@@ -15,18 +15,27 @@ _MAPPED = "rows.arrow"
 _ROWS = 64  # that are in memory at once: they may be images
 
 
+Columns = dict[str, list[Any]]
+
+
 def cached_map(
     columns: Mapping[str, Any],
-    function: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    function: Callable[[Columns], Columns],
     *,
     features: Mapping[str, Any],
-    key: Any,  # what the outcome depends on beside the columns and the code of this room
-    progress: str | None,  # the label of the bar on stderr; None for no bar
+    key: Any,
+    progress: str | None,
 ) -> datasets.Dataset:
-    """`function` on batches of the columns, in a file that is mapped into memory; taken from the
-    cache when it is there."""
+    """`function` on batches of the columns, taken from the cache when it is there.
+
+    Args:
+        features: of what the function returns.
+        key: what the outcome depends on beside the columns and the code of this room.
+        progress: the label of the bar on stderr; None for no bar.
+    """
     data = datasets.Dataset.from_dict(dict(columns))
     name = Hasher.hash((data._fingerprint, code_digest(), key))
+
     # The switch for bars is one for the whole process and belongs to its user.
     is_wanted = progress is not None and (sys.stderr.isatty() or in_notebook())
     hides_bars = not is_wanted and not datasets.are_progress_bars_disabled()

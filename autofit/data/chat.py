@@ -1,10 +1,11 @@
-"""Chats: the text that a chat template makes of messages, and which parts of it the assistant wrote.
+"""Chats: the text that a chat template makes of messages, and what of it the assistant wrote.
 
-Generation marks in the template say it. Most templates have none, and cannot be rendered turn by turn: they strip old
-reasoning, trim, move system messages, write a date. So a conversation is rendered twice as a whole, the second time
-with private characters around each text of each message. Without these characters both renderings must be the same;
-with them, every message is found. What a template writes around a turn of the assistant, its header and its end, is
-found on a small conversation, once for each template. A turn is what the model writes itself: it begins where the
+Generation marks in the template say it. Most templates have none, and cannot be rendered turn by
+turn: they strip old reasoning, trim, move system messages, write a date. So a conversation is
+rendered twice as a whole, the second time with private characters around each text of each message.
+Without these characters both renderings must be the same; with them, every message is found. What a
+template writes around a turn of the assistant, its header and its end, is found on a small
+conversation, once for each template. A turn is what the model writes itself: it begins where the
 generation prompt ends, and ends with what closes it.
 """
 
@@ -20,6 +21,7 @@ from autofit.data.chat_marks import (
     MARK,
     MOST_TEXTS,
     Message,
+    Messages,
     Text,
     count_outside,
     marked,
@@ -27,6 +29,7 @@ from autofit.data.chat_marks import (
 )
 
 Span = tuple[int, int]  # of characters, the end excluded
+Spans = list[Span]
 
 ASSISTANT = "assistant"
 _KEYS = ("weight", "train", "training")  # OpenAI's and axolotl's: whether a message is learnt
@@ -51,13 +54,19 @@ class UnlocatedError(Exception):
 
 @dataclass(frozen=True)
 class _Frame:
-    """What a template writes around the assistant's turns."""
+    """What a template writes around the assistant's turns.
 
-    header: str  # stands before each turn, as the generation prompt does; empty where the template has none
-    # by role: what closes a message after which a turn begins without a header
+    Attributes:
+        header: stands before each turn, as the generation prompt does; empty where there is none.
+        closings: by role, what closes a message after which a turn begins without a header.
+        end: closes a turn that others follow.
+        last: closes the last turn.
+    """
+
+    header: str
     closings: Mapping[str, str]
-    end: str  # closes a turn that others follow
-    last: str  # closes the last turn
+    end: str
+    last: str
 
 
 class ChatTemplate:
@@ -65,20 +74,25 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # by template: a tokenizer may have another one for tools
+        # By template: a tokenizer may have another one for tools.
         self._frames: dict[str, _Frame] = {}
-        added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
-        self._tokens = added | set(tokenizer.all_special_tokens)
+        added = map(str, tokenizer.added_tokens_decoder.values())
+        self._tokens = {*added, *tokenizer.all_special_tokens}
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         tools: Any = None,
         *,
-        template: str | None = None,  # the tokenizer's own if None
-        prompt: bool = False,  # with what asks the assistant to answer
+        template: str | None = None,
+        prompt: bool = False,
     ) -> str:
-        """The text of a conversation."""
+        """The text of a conversation.
+
+        Args:
+            template: the tokenizer's own if None.
+            prompt: end with what asks the assistant to answer.
+        """
         rendered = self._tokenizer.apply_chat_template(
             list(messages),
             tools=tools,
@@ -89,12 +103,16 @@ class ChatTemplate:
         return str(rendered)
 
     def render_with_turns(
-        self, messages: Sequence[Message], tools: Any = None, *, without: Collection[int] = ()
-    ) -> tuple[str, list[Span]]:
-        """The text of a conversation, and where in it the assistant's turns are, but for some messages.
+        self, messages: Messages, tools: Any = None, *, without: Collection[int] = ()
+    ) -> tuple[str, Spans]:
+        """The text of a conversation, and the assistant's turns in it.
+
+        Args:
+            without: numbers of messages whose turns are left out.
 
         Raises:
-            UnlocatedError: the template has no generation marks, and it cannot be proven where the turns are.
+            UnlocatedError: the template has no generation marks, and it cannot be proven where the
+                turns are.
         """
         if not marks_assistant_turns(self._tokenizer, tools):
             text = self.render(messages, tools)
@@ -102,24 +120,25 @@ class ChatTemplate:
             return text, [turn for number, turn in turns.items() if number not in without]
 
         text, generated = self._generated(messages, tools)
-        if not without:
-            return text, generated
-        turns = self._turns(text, messages, tools)
-        hidden = [turns[number] for number in without]
-        return text, [span for span in generated if not _meets_any(span, hidden)]
+        if without:
+            turns = self._turns(text, messages, tools)
+            hidden = [turns[number] for number in without]
+            generated = [span for span in generated if not _meets_any(span, hidden)]
+        return text, generated
 
     def end_of_turn(self, tools: Any = None) -> str:
-        """What closes the assistant's turns where the template does not mark them; empty where nothing does."""
-        return self._frame(self._tokenizer.get_chat_template(tools=tools)).end
+        """What closes the assistant's turns where the template does not mark them; empty where
+        nothing does."""
+        return self._frame(tools).end
 
-    def shows_tools(self, messages: Sequence[Message], tools: Any) -> bool:
-        """Whether the text of a conversation is another one with tools; also where it cannot be rendered."""
+    def shows_tools(self, messages: Messages, tools: Any) -> bool:
+        """Whether a conversation is another text with tools; also where it cannot be rendered."""
         try:
             return self.render(messages, tools) != self.render(messages)
         except Exception:  # a template is code that came with the tokenizer
             return True
 
-    def _generated(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[Span]]:
+    def _generated(self, messages: Messages, tools: Any) -> tuple[str, Spans]:
         """The text of a conversation, and what the template marks as generated."""
         conversation = [_without_none(message) for message in messages]
         rendered, generated = render_jinja_template(
@@ -131,9 +150,10 @@ class ChatTemplate:
         )
         return rendered[0], list(generated[0])
 
-    def _turns(self, text: str, messages: Sequence[Message], tools: Any) -> dict[int, Span]:
-        """Where the assistant's messages stand in the text of a conversation, from after the header to the end."""
-        frame = self._frame(self._tokenizer.get_chat_template(tools=tools))
+    def _turns(self, text: str, messages: Messages, tools: Any) -> dict[int, Span]:
+        """The assistant's turns in the text of a conversation, from after the header to the end, by
+        the numbers of their messages."""
+        frame = self._frame(tools)
         texts = self._texts(text, messages, tools)
         turns: dict[int, Span] = {}
         done = 0
@@ -142,20 +162,13 @@ class ChatTemplate:
             if message["role"] != ASSISTANT:
                 continue
 
-            # Between the texts of this message and those before and after, there is only what the template writes.
-            own = [place for place, each in enumerate(texts) if each.message == number]
-            if own:
-                before = texts[: own[0]]
-                after = texts[own[-1] + 1 :]
-                if own[-1] - own[0] + 1 != len(own):
-                    raise UnlocatedError("it writes other messages within one of the assistant")
-            else:
-                before = [each for each in texts if each.message < number]
-                after = [each for each in texts if each.message > number]
-            low = max([done, *(each.end for each in before)])
-            high = min([len(text), *(each.start for each in after)])
+            # From the texts before this message's to those after it, there is nothing but what the
+            # template writes around the turn, and the turn.
+            own, before, after = _around_message(texts, number)
+            low = max([done, *(part.end for part in before)])
+            high = min([len(text), *(part.start for part in after)])
 
-            first = texts[own[0]].start if own else high
+            first = own[0].start if own else high
             begin = text.find(frame.header, low, first)
             if frame.header and begin >= 0:
                 begin += len(frame.header)
@@ -164,7 +177,7 @@ class ChatTemplate:
                 previous = messages[number - 1] if number else {}
                 begin = _after_closing(text, low, previous, frame.closings)
 
-            last = texts[own[-1]].end if own else begin
+            last = own[-1].end if own else begin
             is_last = number == len(messages) - 1
             ends = (frame.last, frame.end) if is_last else (frame.end,)
             done = _after_end(text[:high], last, message, ends)
@@ -174,15 +187,18 @@ class ChatTemplate:
             raise UnlocatedError("it writes the header of the assistant's turns elsewhere, too")
         return turns
 
-    def _texts(self, text: str, messages: Sequence[Message], tools: Any) -> list[Text]:
-        """The messages' own texts as they stand in a rendering, found in a second one with marks around them.
+    def _texts(self, text: str, messages: Messages, tools: Any) -> list[Text]:
+        """The messages' own texts in a rendering, found in a second one with marks around them.
 
-        A mark beside an empty text may change what a template does, so empty ones are left alone where that is so.
+        A mark beside an empty text may change what a template does. Where that is so, empty texts
+        get none.
         """
         if MARK.search(text):
-            raise UnlocatedError(
+            reason = (
                 "it writes characters of the last plane for private use, as the messages may hold"
             )
+            raise UnlocatedError(reason)
+
         for with_empty in (True, False):
             conversation, owners = marked(messages, with_empty=with_empty)
             if len(owners) > MOST_TEXTS:
@@ -193,23 +209,28 @@ class ChatTemplate:
                 continue
             if MARK.sub("", rendered) == text:
                 return texts_of(rendered, owners)
-        raise UnlocatedError(
+
+        reason = (
             "it writes something else when characters without a meaning stand around the messages"
         )
+        raise UnlocatedError(reason)
 
-    def _frame(self, template: str) -> _Frame:
+    def _frame(self, tools: Any) -> _Frame:
+        """What the template for these tools writes around turns."""
+        template = self._tokenizer.get_chat_template(tools=tools)
         if template not in self._frames:
             self._frames[template] = self._find_frame(template)
         return self._frames[template]
 
     def _find_frame(self, template: str) -> _Frame:
-        """What a template writes around turns, found on a conversation of two questions and answers."""
+        """What a template writes around turns, found on two questions with their answers."""
         _, to_first, to_question, to_second, _ = self._around(template, [_QUESTION, _ANSWER] * 2)
         asked = self._around(template, [_QUESTION])[-1]
         prompted = self._around(template, [_QUESTION], prompt=True)[-1]
         last = self._around(template, [_QUESTION, _ANSWER])[-1]
 
-        # The header is what the generation prompt and all answers begin with: some prompts begin reasoning, too.
+        # The header is what the generation prompt and all answers begin with: some prompts begin
+        # reasoning, too.
         to_answers = [to_first, to_second]
         reasoned = self._pieces(template, [_QUESTION, _REASONED])
         if reasoned is not None and len(reasoned) > 2:
@@ -220,7 +241,8 @@ class ChatTemplate:
         for written in to_answers:
             header = _shared(header, written.removeprefix(closing))
 
-        # Behind an answer the prompt is taken off again. Without one, an answer ends alike wherever it stands.
+        # The end is what stands between an answer and the next prompt. Without a prompt, an answer
+        # must end alike wherever it stands.
         prompted_again = self._pieces(template, [_QUESTION, _ANSWER], prompt=True)
         if prompt and prompted_again is not None and prompted_again[-1].endswith(prompt):
             end = prompted_again[-1].removesuffix(prompt)
@@ -229,28 +251,31 @@ class ChatTemplate:
         if not to_question.startswith(end):
             raise UnlocatedError("it closes a turn in another way where others follow")
 
-        # Where nothing asks for an answer, a turn begins as soon as the message before it is closed.
-        closings = {} if header else {"user": closing}
+        # Where nothing asks for an answer, a turn begins once the message before it is closed.
+        closings = {}
+        if not header:
+            closings["user"] = closing
         called = self._pieces(template, _CALLED)
         if called is not None and called == self._pieces(template, _CALLED, prompt=True):
             closings["tool"] = called[-1]
         return _Frame(header, closings, end, last)
 
-    def _around(
-        self, template: str, messages: Sequence[Message], *, prompt: bool = False
-    ) -> list[str]:
+    def _around(self, template: str, messages: Messages, *, prompt: bool = False) -> list[str]:
         """What a template writes before, between and after the contents of messages."""
         pieces = self._pieces(template, messages, prompt=prompt)
-        if pieces is None or pieces[1::2] != [message["content"] for message in messages]:
-            raise UnlocatedError(
+        contents = [message["content"] for message in messages]
+        if pieces is None or pieces[1::2] != contents:
+            reason = (
                 "it does not write each of some questions and answers once, one after the other"
             )
+            raise UnlocatedError(reason)
         return pieces[::2]
 
     def _pieces(
-        self, template: str, messages: Sequence[Message], *, prompt: bool = False
+        self, template: str, messages: Messages, *, prompt: bool = False
     ) -> list[str] | None:
-        """What a template writes, cut at both ends of each text; None where it does not take the messages."""
+        """What a template writes, cut at both ends of each text; None where it takes no such
+        messages."""
         conversation, _ = marked(messages)
         try:
             return MARK.split(self.render(conversation, template=template, prompt=prompt))
@@ -264,8 +289,25 @@ def marks_assistant_turns(tokenizer: Any, tools: Any = None) -> bool:
     return re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
 
 
-def unlearnt(messages: Sequence[Message], location: str) -> set[int]:
-    """The numbers of the assistant's messages that are not to be learnt, as keys of theirs say.
+def _around_message(
+    texts: Sequence[Text], number: int
+) -> tuple[Sequence[Text], Sequence[Text], Sequence[Text]]:
+    """The texts of a message, those before them and those after them, as they are rendered."""
+    own = [place for place, text in enumerate(texts) if text.message == number]
+    if own:
+        start = own[0]
+        stop = own[-1] + 1
+        if stop - start != len(own):
+            raise UnlocatedError("it writes other messages within one of the assistant")
+        return texts[start:stop], texts[:start], texts[stop:]
+
+    before = [text for text in texts if text.message < number]
+    after = [text for text in texts if text.message > number]
+    return [], before, after
+
+
+def unlearnt(messages: Messages, location: str) -> set[int]:
+    """The numbers of the assistant's messages that are not to be learnt, as their keys say.
 
     Raises:
         InputError: a key says what cannot be followed.
@@ -278,26 +320,32 @@ def unlearnt(messages: Sequence[Message], location: str) -> set[int]:
             if value is None:
                 continue
             if value not in (0, 1):
-                problem = f"{location}: a message has the {key} {shown(value)}, and only 0 and 1 can be followed."
+                problem = (
+                    f"{location}: a message has the {key} {shown(value)}, and only 0 and 1 can be "
+                    "followed."
+                )
                 raise InputError(problem, "Give 0 to turns that are not learnt, and 1 to others.")
             if value and not is_own and key != "weight":
-                problem = f"{location}: a message of {message['role']} is to be learnt, as its {key} says."
-                raise InputError(
-                    problem, f"Leave out its {key}, or learn all tokens with --learn all."
-                )
+                role = message["role"]
+                problem = f"{location}: a message of {role} is to be learnt, as its {key} says."
+                remedy = f"Leave out its {key}, or learn all tokens with --learn all."
+                raise InputError(problem, remedy)
             if is_own and not value:
                 found.add(number)
     return found
 
 
 def unlocated(error: UnlocatedError, location: str = "") -> InputError:
-    """What a user is told where a chat template does not show which turns are the assistant's."""
+    """The error for users where a chat template does not show which turns are the assistant's."""
     where = f"{location}: " if location else ""
-    message = (
-        f"{where}the assistant's turns cannot be told from the rest of the chat template: {error}."
+    remedy = (
+        "Give a template with {% generation %} marks around them, or learn all tokens with "
+        "--learn all."
     )
-    remedy = "Give a template with {% generation %} marks around them, or learn all tokens with --learn all."
-    return InputError(message, remedy)
+    return InputError(
+        f"{where}the assistant's turns cannot be told from the rest of the chat template: {error}.",
+        remedy,
+    )
 
 
 def _after_closing(text: str, start: int, message: Message, closings: Mapping[str, str]) -> int:
@@ -305,20 +353,22 @@ def _after_closing(text: str, start: int, message: Message, closings: Mapping[st
     closing = closings.get(message.get("role", ""))
     if closing is not None:
         closing = closing.replace(_CALL_ID, str(message.get("tool_call_id")))
-        for blank in (_blank_end(message), ""):
-            if text.startswith(blank + closing, start):
-                return start + len(blank + closing)
+        for end in (_blank_end(message) + closing, closing):
+            if text.startswith(end, start):
+                return start + len(end)
     raise UnlocatedError("a turn of the assistant begins in an unknown way")
 
 
 def _after_end(text: str, start: int, message: Message, ends: Sequence[str]) -> int:
     """Where a turn ends whose own text ends at `start`: after the first end that follows."""
     content = message.get("content")
-    has_more = bool(message.get("tool_calls")) or not (isinstance(content, str) and content.strip())
+    has_text = isinstance(content, str) and bool(content.strip())
+    has_more = bool(message.get("tool_calls")) or not has_text
     blank = _blank_end(message)
     for end in ends:
         if has_more and not end.strip():
             continue  # it may stand within what the template writes of the turn
+
         found = -1
         if text.startswith(blank, start):
             found = text.find(end, start + len(blank))
@@ -342,6 +392,7 @@ def _shared(text: str, other: str, tokens: Collection[str] = ()) -> str:
     size = 0
     while size < min(len(text), len(other)) and text[size] == other[size]:
         size += 1
+
     for token in tokens:
         for start in range(max(0, size - len(token) + 1), size):
             if text.startswith(token, start) or other.startswith(token, start):
@@ -350,6 +401,7 @@ def _shared(text: str, other: str, tokens: Collection[str] = ()) -> str:
 
 
 def _without_none(message: Message) -> dict[str, Any]:
+    """A message without the keys that hold nothing."""
     return {key: part for key, part in message.items() if part is not None}
 
 

@@ -1,11 +1,13 @@
-"""Marks around the texts of messages: private characters by which a text is found in what a chat template writes."""
+"""Marks around the texts of messages: private characters by which a text is found in what a chat
+template writes."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Message = Mapping[str, Any]
+Messages = Sequence[Message]
 
 # Characters for private use, of which texts have none: number k opens text k, or closes it.
 _OPENING = 0x100000
@@ -13,23 +15,23 @@ _CLOSING = 0x108000
 MARK = re.compile("[\U00100000-\U0010fffd]")
 MOST_TEXTS = 0x7FFE
 
-# What a message holds that is a text of its own. transformers copies reasoning to the names that templates read.
+# What a message holds that is a text of its own. transformers copies reasoning to the names that
+# templates read.
 _TEXTS = ("content", "reasoning_content", "thinking", "reasoning", "tool_calls")
 _NO_TEXTS = ("id", "type")  # within tool calls
 
 
 @dataclass(frozen=True)
 class Text:
-    """Where one text of a message stands in a rendering; empty where the template took one of its ends off."""
+    """Where one text of a message stands in a rendering; empty where the template took one of its
+    ends off."""
 
     message: int
     start: int
     end: int
 
 
-def marked(
-    messages: Sequence[Message], *, with_empty: bool = True
-) -> tuple[Sequence[Message], list[int]]:
+def marked(messages: Messages, *, with_empty: bool = True) -> tuple[Messages, list[int]]:
     """Messages with marks around each text, and the message of each text."""
     owners: list[int] = []
 
@@ -43,6 +45,7 @@ def marked(
             return [enclosed(part, message) for part in value]
         if not isinstance(value, str):
             return value
+
         inner = value.strip()
         if not inner and not with_empty:
             return value
@@ -63,23 +66,21 @@ def marked(
 
 
 def texts_of(rendered: str, owners: Sequence[int]) -> list[Text]:
-    """Where the texts of messages stand in a rendering once its marks are taken out, in their order."""
+    """Where texts of messages stand, in order, in a rendering once its marks are taken out."""
     texts: list[Text] = []
     opened = -1
     for count, mark in enumerate(MARK.finditer(rendered)):
         place = mark.start() - count
         number = ord(mark.group()) - _OPENING
-        if number < _CLOSING - _OPENING:
-            opened = number
-            texts.append(Text(owners[number], place, place))
-            continue
+        is_closing = number >= _CLOSING - _OPENING
+        if is_closing:
+            number -= _CLOSING - _OPENING
 
-        number -= _CLOSING - _OPENING
-        if opened == number:
-            texts[-1] = Text(owners[number], texts[-1].start, place)
+        if is_closing and opened == number:
+            texts[-1] = replace(texts[-1], end=place)
         else:
             texts.append(Text(owners[number], place, place))
-        opened = -1
+        opened = -1 if is_closing else number
     return texts
 
 
@@ -87,7 +88,7 @@ def count_outside(text: str, texts: Sequence[Text], part: str) -> int:
     """How often a part stands in a rendering outside of the texts of messages."""
     count = 0
     done = 0
-    for each in texts:
-        count += text.count(part, done, each.start)
-        done = max(done, each.end)
+    for found in texts:
+        count += text.count(part, done, found.start)
+        done = max(done, found.end)
     return count + text.count(part, done)

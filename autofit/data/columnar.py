@@ -1,12 +1,13 @@
 """Rows of Parquet and Arrow files, and of what `Dataset.save_to_disk` wrote.
 
-Only the wanted columns are read. Images and sound stay where they are until a batch is made of them;
-those of a Parquet file, which cannot be read one by one, are first written to a file that can.
+Only the wanted columns are read. Images and sound stay where they are until a batch is made of
+them. A Parquet file's cannot be read one by one, so they are first written to a file that can.
 """
 
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,10 +15,11 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from autofit.core.errors import InputError, as_input_error, sentence
+from autofit.core.errors import InputError
 from autofit.core.files import digest
 from autofit.data.data_cache import cached_folder, code_digest, content_digest
-from autofit.data.row_source import RowSource, Wanted
+from autofit.data.failures import failing_as
+from autofit.data.row_source import Located, Row, RowSource, Wanted
 
 PARQUET = b"PAR1"  # what such files begin with
 ARROW_FILE = b"ARROW1"
@@ -29,48 +31,53 @@ _MEDIA = "media.arrow"
 
 @dataclass(frozen=True)
 class Stored:
-    """An image or sound within a data set, read when it is needed."""
+    """An image or sound within a data set, read when it is needed.
 
-    cells: Any  # of its column, as Arrow has them
+    Attributes:
+        cells: of its column, as Arrow has them.
+        number: among those of the row; None where the row has one.
+    """
+
+    cells: Any
     row: int
-    number: int | None = None  # among those of the row
+    number: int | None = None
 
     def source(self) -> str | BinaryIO:
         """Its bytes, or the file that the data set names."""
         cell = self.cells[self.row]
-        value = (cell if self.number is None else cell[self.number]).as_py()
-        return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
+        if self.number is not None:
+            cell = cell[self.number]
+
+        value = cell.as_py()
+        if value["bytes"] is None:
+            return str(value["path"])
+        return io.BytesIO(value["bytes"])
 
     def __str__(self) -> str:
         return f"number {(self.number or 0) + 1}"
+
+
+MediaFile = str | Stored  # a file that a row names, or what is stored in its place
 
 
 def saved_source(path: Path, wanted: Wanted) -> RowSource:
     """The rows of what `save_to_disk` wrote; of several splits `train`."""
     import datasets  # with torch: processes that make tokens need neither
 
-    with as_input_error(
-        lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.",
-        "Save it again.",
-    ):
+    with failing_as(f"the data set in {path} cannot be loaded", "Save it again."):
         data = datasets.load_from_disk(str(path))
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
-            message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
+            splits = ", ".join(data) or "none at all"
+            message = f"the data set in {path} has no split named train, but {splits}."
             raise InputError(message, "Give the directory of one of them.")
         data = data["train"]
 
-    names = data.column_names
-    data = data.with_format(None).select_columns([name for name in names if name in wanted.names])
-    schema = data.data.schema
-    media = {
-        name: data.data.column(name)
-        for name in data.column_names
-        if _is_media(schema.field(name).type)
-    }
-    plain = data.remove_columns(list(media))
-    rows = plain if plain.column_names else ({} for _ in range(len(data)))
-    return RowSource(_located(path, rows, media), _remedy(names), columnar=True)
+    plain, media = _divided(data.data.schema, wanted)
+    columns = data.with_format(None).select_columns(plain)
+    rows = columns if plain else _empty_rows(len(data))
+    cells = _columns_of(data.data, media)
+    return RowSource(_located(path, rows, cells), _remedy(data.column_names), columnar=True)
 
 
 def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
@@ -81,9 +88,9 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
         plain, media = _divided(schema, wanted)
         cells = _media_cells(path, file, media) if media else {}
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Iterator[Row]:
         if not plain:
-            yield from ({} for _ in range(file.metadata.num_rows))
+            yield from _empty_rows(file.metadata.num_rows)
             return
         with _readable(path, "Parquet"):
             for batch in file.iter_batches(batch_size=_ROWS, columns=plain):
@@ -94,17 +101,20 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
 
 def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
     """The columns of images or sound of a Parquet file, mapped into memory from the cache."""
-    schema = pyarrow.schema([file.schema_arrow.field(name) for name in media])
+    fields = [file.schema_arrow.field(name) for name in media]
+    schema = pyarrow.schema(fields)
 
     def build(folder: Path) -> None:
+        """Copy the columns, a few rows at a time."""
         with pyarrow.ipc.new_stream(str(folder / _MEDIA), schema) as writer:
             for batch in file.iter_batches(batch_size=_IMAGES, columns=media):
                 writer.write_batch(batch.cast(schema))
 
-    folder = cached_folder(digest(repr((content_digest(path), code_digest(), media))), build)
+    key = (content_digest(path), code_digest(), media)
+    folder = cached_folder(digest(repr(key)), build)
     mapped = pyarrow.memory_map(os.fsencode(folder / _MEDIA))
     table = pyarrow.ipc.open_stream(mapped).read_all()
-    return {name: table.column(name) for name in media}
+    return _columns_of(table, media)
 
 
 def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
@@ -113,23 +123,24 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
         source = _opened(path, content)
         is_stream = source.read(len(ARROW_STREAM)) == ARROW_STREAM
         source.seek(0)
-        opened = pyarrow.ipc.open_stream(source) if is_stream else pyarrow.ipc.open_file(source)
-        table = opened.read_all()
+        open_table = pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file
+        table = open_table(source).read_all()
+
     plain, media = _divided(table.schema, wanted)
 
-    def rows() -> Iterator[Mapping[str, Any]]:
+    def rows() -> Iterator[Row]:
         if not plain:
-            yield from ({} for _ in range(table.num_rows))
+            yield from _empty_rows(table.num_rows)
             return
         for batch in table.select(plain).to_batches(max_chunksize=_ROWS):
             yield from batch.to_pylist()
 
-    cells = {name: table.column(name) for name in media}
+    cells = _columns_of(table, media)
     return RowSource(_located(path, rows(), cells), _remedy(table.column_names), columnar=True)
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without the keys that Arrow filled in with null, because objects of other rows have them."""
+    """A value without the keys that Arrow filled in with null, because other rows have them."""
     if isinstance(value, Mapping):
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):
@@ -144,7 +155,19 @@ def _opened(path: Path, content: bytes | None) -> Any:
     return pyarrow.BufferReader(content)
 
 
-def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _columns_of(table: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Columns of Arrow's by name."""
+    return {name: table.column(name) for name in names}
+
+
+def _empty_rows(count: int) -> Iterator[Row]:
+    """Rows without plain columns."""
+    for _ in range(count):
+        yield {}
+
+
+def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[Located]:
+    """Rows with their locations, and with what is stored in their columns of images or sound."""
     for number, row in enumerate(rows):
         stored = {name: _stored(cells, number) for name, cells in media.items()}
         yield f"{path}, row {number + 1}", {**row, **stored}
@@ -154,28 +177,33 @@ def _remedy(names: Sequence[str]) -> str:
     return f"Its columns are {', '.join(names) or 'none'}."
 
 
-def _readable(path: Path, kind: str) -> Any:
-    message = f"the data file {path} cannot be read as {kind}: {{}}.".format
-    return as_input_error(lambda error: message(sentence(error)), "Write it again.")
+def _readable(path: Path, kind: str) -> AbstractContextManager[None]:
+    """Raises InputError where a file cannot be read inside."""
+    return failing_as(f"the data file {path} cannot be read as {kind}", "Write it again.")
 
 
 def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:
     """The wanted columns of a schema: those of plain values, and those of images or sound."""
-    names = [name for name in schema.names if name in wanted.names]
-    media = [name for name in names if _is_media(schema.field(name).type)]
-    return [name for name in names if name not in media], media
+    plain: list[str] = []
+    media: list[str] = []
+    for name in schema.names:
+        if name in wanted.names:
+            columns = media if _is_media(schema.field(name).type) else plain
+            columns.append(name)
+    return plain, media
 
 
 def _is_media(kind: Any) -> bool:
-    """Whether a column holds images or sound as the datasets library stores them, or lists of them."""
+    """Whether a column holds images or sound, or lists of them, as `datasets` stores them."""
     if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
         kind = kind.value_type
     if not pyarrow.types.is_struct(kind):
         return False
-    return {kind.field(number).name for number in range(kind.num_fields)} == {"bytes", "path"}
+    return {part.name for part in kind} == {"bytes", "path"}
 
 
 def _stored(cells: Any, row: int) -> Stored | list[Stored] | None:
+    """What a cell of images or sound holds; None for an empty one."""
     cell = cells[row]
     if not cell.is_valid:
         return None

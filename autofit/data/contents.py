@@ -1,5 +1,5 @@
-"""The content of a data file, a part at a time: decompressed, and refused where it is neither rows nor
-text."""
+"""The content of a data file, a part at a time: decompressed, and refused where it is neither rows
+nor text."""
 
 import bz2
 import codecs
@@ -16,8 +16,12 @@ import pyarrow
 
 from autofit.core.errors import InputError, as_input_error, describe_error, sentence
 from autofit.core.files import check_regular
+from autofit.data.failures import failing_as
 
-READABLE = "Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow; gzip, bzip2, xz and zstd are unpacked."
+READABLE = (
+    "Give text, JSON, JSON lines, CSV, TSV, Parquet or Arrow; "
+    "gzip, bzip2, xz and zstd are unpacked."
+)
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 PART = 2**22  # bytes that are read at once
 HEAD = 2**13  # bytes in which a NUL means that a file is no text, as git has it
@@ -57,8 +61,8 @@ def inner_name(path: Path) -> Path:
 
 def head_of(path: Path) -> bytes:
     """The first bytes of a regular file."""
-    message = f"the data file {path} cannot be read: {{}}.".format
-    with as_input_error(lambda error: message(describe_error(error)), "Check the file."):
+    problem = f"the data file {path} cannot be read"
+    with failing_as(problem, "Check the file.", reason=describe_error):
         file = check_regular(path).open("rb")
     with file:
         return file.read(HEAD)
@@ -84,15 +88,12 @@ def read_parts(path: Path, head: bytes) -> Iterator[tuple[bytes, int]]:
     """The bytes of a file, decompressed, a part at a time; and how far in the file it ends."""
     kind = compression_of(head)
     failure = "read" if kind is None else "decompressed"
-    message = f"the data file {path} cannot be {failure}: {{}}.".format
-    with (
-        as_input_error(
-            lambda error: message(describe_error(error)),
-            "Fetch or compress it again.",
-            but=_is_end_of_reading,
-        ),
-        path.open("rb") as packed,
-    ):
+    failing = as_input_error(
+        lambda error: f"the data file {path} cannot be {failure}: {describe_error(error)}.",
+        "Fetch or compress it again.",
+        but=_is_end_of_reading,
+    )
+    with failing, path.open("rb") as packed:
         file = packed if kind is None else _READERS[kind](packed)
         while part := file.read(PART):
             yield part, packed.tell()
@@ -178,13 +179,13 @@ def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
     given = 0
 
     def says(error: BaseException) -> str:
+        """The message for an error; of bytes that are no UTF-8, where in the file they are."""
         why = sentence(error)
         if isinstance(error, UnicodeDecodeError):
+            # Python counts from the beginning of the part.
             place = given - len(error.object) + error.start
-            byte = error.object[error.start]
-            why = (
-                f"'utf-8' codec can't decode byte 0x{byte:02x} in position {place}: {error.reason}"
-            )
+            byte = f"0x{error.object[error.start]:02x}"
+            why = f"'utf-8' codec can't decode byte {byte} in position {place}: {error.reason}"
         return f"the data file {path} cannot be read as text: {why}."
 
     position = 0

@@ -1,9 +1,8 @@
-"""How public data sets write a chat, or a prompt with what completes it: each shape becomes
-`messages`, or `prompt` and `completion`.
+"""How public data sets write a chat, or a prompt with its completion.
 
-A shape is known by its columns. Alpaca's rows get the prompt of its own training script, so that a
-model tuned on them answers that prompt; with LLaMA-Factory's `history` or `system` they are a chat,
-as they are there.
+Each shape becomes `messages`, or `prompt` and `completion`. It is known by its columns. Alpaca's
+rows get the prompt of Alpaca's own training script, so that a model tuned on them answers that
+prompt; with LLaMA-Factory's `history` or `system` they are a chat, as they are there.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import InputError, shown
+from autofit.data.row_source import Row
 
-MESSAGES, COMPLETION, TEXT = ("messages",), ("prompt", "completion"), ("text",)
+MESSAGES = ("messages",)
+COMPLETION = ("prompt", "completion")
+TEXT = ("text",)
+
 _ROLES = {  # ShareGPT's words, and others that data sets have in their place
     "system": "system",
     "human": "user",
@@ -24,8 +27,7 @@ _ROLES = {  # ShareGPT's words, and others that data sets have in their place
     "tool": "tool",
     "observation": "tool",
 }
-# what a question may need
-_CONTEXT = ("system", "history", "context", "passage", "choices", "options")
+_CONTEXT = ("system", "history", "context", "passage", "choices", "options")  # of a question
 _ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
@@ -41,55 +43,75 @@ _ALPACA_NOTE = (
 _EXAMPLE = (
     'For example [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}].'
 )
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One way of writing rows of a form."""
+    """One way of writing rows of a form.
+
+    Attributes:
+        columns: that a row must have.
+        read: makes the fields of the form from a row and its location.
+        beside: columns that are read too where a row has them.
+        refused: columns that a row may depend on, and that are not read.
+        shows: whether a row that has the columns is of this shape.
+        note: says to the user how such rows are read.
+    """
 
     form: tuple[str, ...]
-    columns: tuple[str, ...]  # that a row must have
-    read: Callable[[Row, str], dict[str, Any]]  # a row and its location -> the fields of the form
-    beside: tuple[str, ...] = ()  # columns that are read where they are
-    refused: tuple[str, ...] = ()  # columns that the row needs, and that are not read
-    # whether a row is of this shape, given its columns
+    columns: tuple[str, ...]
+    read: Callable[[Row, str], dict[str, Any]]
+    beside: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     shows: Callable[[Row], bool] = lambda row: True
     note: str = ""
 
-    def has_columns(self, row: Row) -> bool:
-        """Whether a row has all that this shape needs."""
-        return all(row.get(name) is not None for name in self.columns)
+    def missing(self, row: Any) -> list[str]:
+        """The columns that this shape needs and a row lacks."""
+        if not isinstance(row, Mapping):
+            return list(self.columns)
+        return [name for name in self.columns if row.get(name) is None]
 
     def lost(self, row: Row) -> list[str]:
-        """The columns of a row that hold something, and without which it would say something else."""
+        """The columns of a row that would be lost, although they may change what it says."""
         return [name for name in self.refused if row.get(name) and name not in self.beside]
 
 
 def shape_of(row: Any, before: Shape | None = None) -> Shape | None:
-    """The most specific shape of a row; None where there is none.
+    """The most specific shape of a row; None where none fits.
 
-    With the shape of the rows before it, that one where the columns allow, else another of its form.
+    Args:
+        before: the shape of earlier rows, which is kept where the row has its columns; otherwise
+            another shape of the same form is looked for.
     """
     if not isinstance(row, Mapping):
         return None
-    if before is not None and before.has_columns(row):
+    if before is not None and not before.missing(row):
         return before
 
     for shape in SHAPES:
-        if not shape.has_columns(row):
+        if shape.missing(row):
             continue
-        if before is not None and shape.form == before.form:
-            return shape
+
+        if before is not None:
+            if shape.form == before.form:
+                return shape
+            continue
+
         is_better_as_text = row.get("text") is not None and bool(shape.lost(row))
-        if before is None and shape.shows(row) and not is_better_as_text:
+        if shape.shows(row) and not is_better_as_text:
             return shape
     return None
 
 
 def read_shape(shape: Shape, row: Row, location: str) -> dict[str, Any]:
-    """The fields of a row of that shape."""
-    if lost := shape.lost(row):
+    """The fields of a row of that shape.
+
+    Raises:
+        InputError: columns that the row may depend on would not be read.
+    """
+    lost = shape.lost(row)
+    if lost:
         columns = " and ".join(shape.columns)
         message = f"{location} has {' and '.join(lost)} beside {columns}, which would not be read."
         remedy = "Give messages, or a prompt that holds all of it and its completion; in every row."
@@ -103,32 +125,44 @@ def read_shape(shape: Shape, row: Row, location: str) -> dict[str, Any]:
 
 
 def of_turns(turns: Any, location: str) -> list[dict[str, Any]]:
-    """The messages of ShareGPT's `conversations`: turns with `from` and `value`, or `role` and `content`."""
+    """The messages of ShareGPT's `conversations`: turns with `from` and `value`, or with `role` and
+    `content`."""
     if not isinstance(turns, list) or not turns:
-        raise InputError(
-            f"{location}: conversations must be a list of at least one turn.", _EXAMPLE
-        )
+        problem = f"{location}: conversations must be a list of at least one turn."
+        raise InputError(problem, _EXAMPLE)
+
     messages = []
     for turn in turns:
         if not isinstance(turn, Mapping):
-            raise InputError(
-                f"{location}: every turn must be an object, not {type(turn).__name__}.", _EXAMPLE
-            )
+            problem = f"{location}: every turn must be an object, not {type(turn).__name__}."
+            raise InputError(problem, _EXAMPLE)
+
         message = dict(turn)
         speaker = message.pop("from", None)
         value = message.pop("value", None)
         role = message.get("role")
         if speaker is not None:
-            if not isinstance(speaker, str) or speaker not in _ROLES:
-                unknown = f"{location}: a turn is from {shown(speaker)}, which is no known role."
-                remedy = f"Known are {', '.join(_ROLES)}; calls of tools are given in messages, as tool_calls."
-                raise InputError(unknown, remedy)
-            role = _ROLES[speaker]
+            role = _role_of(speaker, location)
         elif isinstance(role, str):
             role = _ROLES.get(role, role)
-        content = message.get("content")
-        messages.append({**message, "role": role, "content": value if content is None else content})
+
+        message["role"] = role
+        if message.get("content") is None:
+            message["content"] = value
+        messages.append(message)
     return messages
+
+
+def _role_of(speaker: Any, location: str) -> str:
+    """The role of ShareGPT's name of a speaker."""
+    if isinstance(speaker, str) and speaker in _ROLES:
+        return _ROLES[speaker]
+
+    problem = f"{location}: a turn is from {shown(speaker)}, which is no known role."
+    known = ", ".join(_ROLES)
+    raise InputError(
+        problem, f"Known are {known}; calls of tools are given in messages, as tool_calls."
+    )
 
 
 def _messages(row: Row, location: str) -> dict[str, Any]:
@@ -149,17 +183,18 @@ def _chat_and_answer(row: Row, location: str) -> dict[str, Any]:
         messages = row[name]
         is_list = isinstance(messages, list) and bool(messages)
         if not is_list or not all(isinstance(message, Mapping) for message in messages):
-            given = type(messages).__name__
-            wrong = (
-                f"{location}: {name} must be a list of messages beside one that is, not {given}."
+            problem = (
+                f"{location}: {name} must be a list of messages beside one that is, "
+                f"not {type(messages).__name__}."
             )
-            raise InputError(wrong, _EXAMPLE)
+            raise InputError(problem, _EXAMPLE)
+
     asked = [{**message, "weight": 0} for message in row["prompt"]]
     return {"messages": [*asked, *row["completion"]]}
 
 
 def _pair(prompt: str, completion: str) -> Shape:
-    """A shape of two columns under other names than prompt and completion."""
+    """A shape of two columns with other names than prompt and completion."""
 
     def read(row: Row, location: str) -> dict[str, Any]:
         return {"prompt": row[prompt], "completion": row[completion]}
@@ -167,8 +202,7 @@ def _pair(prompt: str, completion: str) -> Shape:
     note = (
         f"{prompt} and {completion} are read as prompt and completion, with nothing between them."
     )
-    columns = (prompt, completion)
-    return Shape(COMPLETION, columns, read, refused=_CONTEXT, note=note)
+    return Shape(COMPLETION, (prompt, completion), read, refused=_CONTEXT, note=note)
 
 
 def _alpaca(answer: str, context: str) -> Shape:
@@ -181,10 +215,9 @@ def _alpaca(answer: str, context: str) -> Shape:
         prompt = template.format(instruction=instruction, input=added)
         return {"prompt": prompt, "completion": row[answer]}
 
-    columns = ("instruction", answer)
     return Shape(
         COMPLETION,
-        columns,
+        ("instruction", answer),
         read,
         beside=(context,),
         refused=("input", *_CONTEXT),
@@ -198,24 +231,27 @@ def _alpaca_chat(row: Row, location: str) -> dict[str, Any]:
         'For example "history": [["Hello", "Hello!"]], a question with its answer for each turn.'
     )
     history = row.get("history") or []
-    messages = []
     if not isinstance(history, list):
-        raise InputError(
-            f"{location}: history must be a list, not {type(history).__name__}.", remedy
-        )
+        problem = f"{location}: history must be a list, not {type(history).__name__}."
+        raise InputError(problem, remedy)
+
+    turns = []
     for turn in history:
         if not isinstance(turn, list) or len(turn) != 2:
-            raise InputError(
-                f"{location}: every turn of history must be a list of two texts.", remedy
-            )
-        messages.append({"role": "user", "content": turn[0]})
-        messages.append({"role": "assistant", "content": turn[1]})
+            problem = f"{location}: every turn of history must be a list of two texts."
+            raise InputError(problem, remedy)
+        turns.append(turn)
 
-    asked = _text(row, "instruction", location)
-    if added := _text(row, "input", location):
-        asked = f"{asked}\n{added}"
-    messages.append({"role": "user", "content": asked})
-    messages.append({"role": "assistant", "content": row["output"]})
+    question = _text(row, "instruction", location)
+    added = _text(row, "input", location)
+    if added:
+        question = f"{question}\n{added}"
+    turns.append([question, row["output"]])
+
+    messages = []
+    for asked, answer in turns:
+        messages.append({"role": "user", "content": asked})
+        messages.append({"role": "assistant", "content": answer})
     return {"messages": messages}
 
 
@@ -232,12 +268,18 @@ def _with_system(messages: Any, system: Any, location: str) -> Any:
     """Messages after the system's, which is a column of its own in some data sets."""
     if not system or not isinstance(messages, list) or not messages:
         return messages
-    if isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
-        if messages[0].get("content") == system:
-            return messages
-        message = f"{location} has a column system, and its messages begin with another message of the system."
-        raise InputError(message, "Leave out one of them.")
-    return [{"role": "system", "content": system}, *messages]
+
+    first = messages[0]
+    if not isinstance(first, Mapping) or first.get("role") != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if first.get("content") == system:
+        return messages
+
+    problem = (
+        f"{location} has a column system, and its messages begin with another message "
+        "of the system."
+    )
+    raise InputError(problem, "Leave out one of them.")
 
 
 _BESIDE_CHATS = ("tools", "system")

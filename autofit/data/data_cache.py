@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from autofit.core.errors import InputError, as_input_error, describe_error
+from autofit.core.errors import InputError, describe_error
 from autofit.core.files import (
     cache_file,
     check_regular,
@@ -23,6 +23,7 @@ from autofit.core.files import (
     read_cache,
     write_cache,
 )
+from autofit.data.failures import failing_as
 from autofit.data.folders import SAVED, is_litter
 
 MOST_BYTES = 2**34  # of all folders, beside the one that is used
@@ -41,8 +42,8 @@ def content_digest(path: Path) -> str:
         files = sorted(file for file in found if not is_litter(file.relative_to(path)))
 
     sums = []
-    message = f"the data in {path} cannot be read: {{}}.".format
-    with as_input_error(lambda error: message(describe_error(error)), "Check the file."):
+    problem = f"the data in {path} cannot be read"
+    with failing_as(problem, "Check the file.", reason=describe_error):
         for file in files:
             if not file.is_dir():
                 with check_regular(file).open("rb") as content:
@@ -133,7 +134,9 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _sums(folder: Path) -> dict[str, int]:
-    return {file.name: checksum(file) for file in sorted(folder.iterdir()) if file.name != _SUMS}
+    """The checksum of each file in a folder, by name."""
+    files = [file for file in sorted(folder.iterdir()) if file.name != _SUMS]
+    return {file.name: checksum(file) for file in files}
 
 
 def _is_whole(folder: Path) -> bool:
@@ -144,7 +147,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _prune(used: Path) -> None:
-    """Delete what killed processes left, and the folders used before all others, as far as all take too much."""
+    """Delete what killed processes left, and the folders that were not used for longest, where all
+    take too much."""
     with contextlib.suppress(OSError):
         for part in used.parent.glob(f"*{_PART}"):
             _delete_unless_in_use(part, part.with_suffix(""))

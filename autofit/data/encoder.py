@@ -1,6 +1,6 @@
 """A block of rows becomes arrays: the part of reading a data file that runs in other processes."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,16 +27,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Values:
-    """The distinct labels of rows, in the order in which they came, each with its first location."""
+    """The distinct labels of rows in order of appearance, each with its first location."""
 
     values: list[Any] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        """Each with its location."""
+        return zip(self.values, self.locations, strict=True)
+
     def number(self, value: Any, location: str) -> int:
         """The place of a label among them."""
-        key = (type(value), value if isinstance(value, Hashable) else repr(value))
-        number = self._numbers.setdefault(key, len(self.values))
+        hashable = value if isinstance(value, Hashable) else repr(value)
+        number = self._numbers.setdefault((type(value), hashable), len(self.values))
         if number == len(self.values):
             self.values.append(value)
             self.locations.append(location)
@@ -50,8 +54,8 @@ class Encoded:
     Attributes:
         labels: a list of none where they are the ids.
         is_learnt: for each row whether it has a label that counts.
-        values: the labels or tags of which `classes` and, of words, `labels` hold the places; without
-            any, `classes` are numbers.
+        values: the labels or tags; `classes` and, of tagged words, `labels` hold places among them.
+            Without any, `classes` are numbers.
         tools: how many rows have tools, and the messages and tools of the first one, as JSON.
         ends: of a piece of a text, as `encode_piece` gives them.
     """
@@ -85,13 +89,14 @@ class Encoder:
 
     def __call__(self, block: Block) -> Encoded:
         """The arrays of a block; an InputError names what is wrong with a row, and where."""
-        table = self.first.table()
         if isinstance(block.rows, Piece):
             return self._piece(block.rows, block)
 
+        table = self.first.table()
         for location, row in block.rows:
             table.add(row, location, block)
         rows = Rows(table.form, table.columns, table.locations)
+
         values = Values()
         classes = None
         if rows.form in (LABELLED, JUDGED):
@@ -99,7 +104,6 @@ class Encoder:
             classes = np.array([values.number(*label) for label in labelled], np.int64)
         elif rows.form == TAGGED:
             rows = _numbered_tags(rows, values)
-
         elif table.desirable:
             classes = np.array(table.desirable, np.int64)
 
@@ -107,13 +111,14 @@ class Encoder:
         ids, lengths = _flat(columns["input_ids"])
         labels, label_lengths = _flat(columns["labels"])
         types, _ = _flat(columns.get("types", []))
-        with_tools = [
-            number for number, tools in enumerate(table.columns.get("tools", ())) if tools
-        ]
+
+        tools = table.columns.get("tools", ())
+        with_tools = [number for number, given in enumerate(tools) if given]
         shown = None
         if with_tools:
             first = with_tools[0]
-            shown = (table.columns["messages"][first], table.columns["tools"][first])
+            shown = (table.columns["messages"][first], tools[first])
+
         return Encoded(
             ids,
             lengths,
@@ -133,9 +138,9 @@ class Encoder:
         table = self.first.table()
         table.add({"text": piece.text}, piece.location, block)
         ids, ends = encode_piece(self.encoding, piece)
-        none = ids[:0]
         lengths = np.array([len(ids)])
-        is_learnt = np.array([len(ids) > int(self.shifted)])
+        is_learnt = lengths > int(self.shifted)
+        none = ids[:0]
         return Encoded(
             ids,
             lengths,
@@ -151,28 +156,32 @@ class Encoder:
     def _is_learnt(
         self, form: tuple[str, ...], columns: dict[str, Any], lengths: Array, label_lengths: Array
     ) -> Array:
+        """For each row whether it has a label that counts, [rows]."""
         if form == ANSWERS:
             return label_lengths > 0
         if form in (LABELLED, TWINS, JUDGED):
             return lengths > 0
+
+        skipped = int(self.shifted)
         if form != PAIR and not label_lengths.any():
-            return lengths > int(self.shifted)
-        begun = int(self.shifted)
-        counted = [np.any(np.asarray(row)[begun:] != IGNORED_LABEL) for row in columns["labels"]]
-        return np.array(counted, bool)
+            return lengths > skipped
+        counts = [np.any(np.asarray(row)[skipped:] != IGNORED_LABEL) for row in columns["labels"]]
+        return np.array(counts, bool)
 
 
 def _numbered_tags(rows: Rows, values: Values) -> Rows:
     """Rows whose tags are places among the values."""
     tags = []
-    pairs = zip(rows.columns["tokens"], rows.columns["tags"], rows.locations, strict=True)
-    for words, given, location in pairs:
+    columns = rows.columns
+    for words, given, location in zip(
+        columns["tokens"], columns["tags"], rows.locations, strict=True
+    ):
         if len(words) != len(given):
-            raise InputError(
-                f"{location}: {len(words)} words have {len(given)} tags.", "Give each word one tag."
-            )
+            message = f"{location}: {len(words)} words have {len(given)} tags."
+            raise InputError(message, "Give each word one tag.")
         tags.append([values.number(tag, location) for tag in given])
-    return replace(rows, columns={**rows.columns, "tags": tags})
+
+    return replace(rows, columns={**columns, "tags": tags})
 
 
 def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
@@ -180,4 +189,6 @@ def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
     lengths = np.array([len(row) for row in rows], np.int64)
     if not lengths.any():
         return np.zeros(0, np.int32), lengths
-    return np.concatenate([np.asarray(row, np.int32) for row in rows]), lengths
+
+    arrays = [np.asarray(row, np.int32) for row in rows]
+    return np.concatenate(arrays), lengths

@@ -27,9 +27,17 @@ def file_loader(
     *,
     tokenizer: Any,
     options: DataOptions,
-    processing: Processing | None = None,  # for sound, and for images and text
+    processing: Processing | None = None,
 ) -> FileLoader:
-    """The loader of data for a named model's task; without a tokenizer, the bytes of the text are its token ids."""
+    """The loader of data for a named model's task.
+
+    Args:
+        tokenizer: without one, the bytes of the text are its token ids.
+        processing: for sound, and for images with text.
+
+    Raises:
+        InputError: the file cannot be read, or does not fit the task.
+    """
     task = TASKS[workload.task]
     if not task.rows:
         message = f"autofit train reads no files for {task.name}."
@@ -37,13 +45,16 @@ def file_loader(
     if options.packing is not None and not task.packs:
         message = f"packing and padding are for language models, and the task is {task.name}."
         raise InputError(message, "Leave out --packing and --padding.")
+
     check_readable(path, "the data file")
     if task.medium == "images":
         return image_loader(workload, path, options)
     if path.is_file() and path.suffix.lower() in _NO_ROWS:  # by its name: it may be cut short
         message = f"the data file {path} is named as one of {path.suffix}, which holds no rows."
         raise InputError(message, READABLE)
-    tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
+
+    if tokenizer is None:
+        tokenizer = byte_tokenizer()
     if processing is None:
         return text_loader(workload, path, tokenizer, options)
     if task.medium == "sound":

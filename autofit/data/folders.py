@@ -1,4 +1,5 @@
-"""Which files of a folder are data: not what systems leave there, and of splits those to train on."""
+"""Which files of a folder are data: not what systems leave there, and of splits the one to train
+on."""
 
 import mimetypes
 import re
@@ -45,33 +46,46 @@ def is_litter(path: Path) -> bool:
 
 def shards(folder: Path, notes: list[str]) -> list[Path]:
     """The data files of a folder that make one data set, sorted by name."""
-    entries = sorted(entry for entry in folder.iterdir() if not is_litter(Path(entry.name)))
-    folders = [entry.name for entry in entries if entry.is_dir()]
-    files = [entry for entry in entries if not entry.is_dir() and not _is_media(entry)]
-    about = [file for file in files if _ABOUT.fullmatch(file.name)]
-    files = [file for file in files if file not in about]
+    folders = []
+    about = []
+    files = []
+    for entry in sorted(folder.iterdir()):
+        if is_litter(Path(entry.name)):
+            continue
+        if entry.is_dir():
+            folders.append(entry.name)
+        elif _is_media(entry):
+            continue
+        elif _ABOUT.fullmatch(entry.name):
+            about.append(entry.name)
+        else:
+            files.append(entry)
+
+    first_folders = ", ".join(folders[:5])
     if not files:
-        message = f"the directory {folder} is none that Dataset.save_to_disk wrote, and holds no files of data."
+        message = (
+            f"the directory {folder} is none that Dataset.save_to_disk wrote, and holds no files "
+            "of data."
+        )
         remedy = "Give a file, or a directory of files of one kind."
         if folders:
-            remedy = f"Give a file, or one of its directories: {', '.join(folders[:5])}."
+            remedy = f"Give a file, or one of its directories: {first_folders}."
         raise InputError(message, remedy)
 
     files = _of_train(folder, files, notes)
-    other = next((file for file in files if kind_of(file) != kind_of(files[0])), None)
-    if other is not None:
-        message = (
-            f"the directory {folder} holds files of different kinds: {files[0].name} ({kind_of(files[0])}) and "
-            f"{other.name} ({kind_of(other)})."
-        )
-        raise InputError(message, "Give one of them, or a directory of files of one kind.")
+    kind = kind_of(files[0])
+    for file in files:
+        if kind_of(file) != kind:
+            message = (
+                f"the directory {folder} holds files of different kinds: "
+                f"{files[0].name} ({kind}) and {file.name} ({kind_of(file)})."
+            )
+            raise InputError(message, "Give one of them, or a directory of files of one kind.")
 
     if folders:
-        notes.append(f"left out, directories in {folder}: {', '.join(folders[:5])}.")
+        notes.append(f"left out, directories in {folder}: {first_folders}.")
     if about:
-        notes.append(
-            f"left out, about the data in {folder}: {', '.join(file.name for file in about[:5])}."
-        )
+        notes.append(f"left out, about the data in {folder}: {', '.join(about[:5])}.")
     return files
 
 
@@ -82,16 +96,18 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
         found = _SPLIT.search(file.name)
         if found is None:
             return list(files)
-        name = "train" if found[1].lower().startswith("train") else found[1].lower()
+        name = found[1].lower()
+        if name == "training":
+            name = "train"
         splits.setdefault(name, []).append(file)
 
     if len(splits) == 1:
         return list(files)
     if "train" not in splits:
-        message = (
-            f"the directory {folder} has no files named train, but {', '.join(sorted(splits))}."
-        )
+        names = ", ".join(sorted(splits))
+        message = f"the directory {folder} has no files named train, but {names}."
         raise InputError(message, "Give the files of one of them.")
+
     left = pluralize(len(files) - len(splits["train"]), "file")
     names = ", ".join(sorted(splits.keys() - {"train"}))
     notes.append(f"read of {folder}: the files of train; left out: {left} of {names}.")
@@ -100,7 +116,7 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
 
 def _is_media(path: Path) -> bool:
     """Whether a file is of images, sound or film, which rows beside it may name."""
-    kind = mimetypes.guess_type(path.name)[0] or ""
-    return (
-        kind.partition("/")[0] in ("image", "audio", "video") or path.suffix.lower() in _MORE_MEDIA
-    )
+    kind, _ = mimetypes.guess_type(path.name)
+    if kind is not None and kind.startswith(("image/", "audio/", "video/")):
+        return True
+    return path.suffix.lower() in _MORE_MEDIA

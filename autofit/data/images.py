@@ -1,4 +1,5 @@
-"""Images as training data: a saved .pt of tensors, or a folder with one directory of image files per class."""
+"""Images as training data: tensors in a .pt file, or a folder with a directory of image files for
+each class."""
 
 import contextlib
 import importlib.util
@@ -11,10 +12,11 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, as_input_error, pluralize, printable
+from autofit.core.errors import InputError, pluralize, printable
 from autofit.core.workload import Workload
-from autofit.data.cached_map import cached_map
-from autofit.data.columnar import Stored
+from autofit.data.cached_map import Columns, cached_map
+from autofit.data.columnar import MediaFile, Stored
+from autofit.data.failures import failing_as, kind_of_error
 from autofit.data.folders import is_litter
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
@@ -24,96 +26,123 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by number of channels
 
 
 def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLoader:
-    """The loader of a .pt file or a folder of images, in the shape that the workload's model takes."""
+    """The loader of a .pt file or a folder of images, in the shape that the model takes."""
     shape = workload.batch(1)["pixel_values"].shape[1:]
-    if not path.is_dir():
-        return FileLoader(read_tensors(path, shape, options.labels), workload.effective_batch_size)
-    pictures, labels, notes = read_folder(path, shape, options)
     size = workload.effective_batch_size
+    if not path.is_dir():
+        return FileLoader(read_tensors(path, shape, options.labels), size)
+
+    pictures, labels, notes = read_folder(path, shape, options)
     return FileLoader(pictures, size, notes=notes, label_names=labels.names)
 
 
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
-    """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
+    """The `pixel_values` and `labels` in a .pt file.
+
+    Args:
+        shape: of an image that the model takes, [channels, height, width].
+
+    Raises:
+        InputError: the file does not hold them, or they do not fit the model.
+    """
     remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
-    with as_input_error(
-        lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy
-    ):
+    problem = f"the data file {path} cannot be read"
+    with failing_as(problem, remedy, reason=kind_of_error):
         data = torch.load(path, weights_only=True)  # which raises pages of advice
-    names = ("pixel_values", "labels")
-    if not isinstance(data, dict) or not all(
-        isinstance(data.get(name), torch.Tensor) for name in names
-    ):
-        raise InputError(
-            f"the data file {path} must hold pixel_values and labels.",
-            "Save a dict of two tensors.",
-        )
-    pixels, labels = data["pixel_values"], data["labels"]
-    # Convolutional networks take any height and width; a model that does not says so when its loss is tried.
+
+    found = data if isinstance(data, dict) else {}
+    pixels = found.get("pixel_values")
+    labels = found.get("labels")
+    if not isinstance(pixels, torch.Tensor) or not isinstance(labels, torch.Tensor):
+        message = f"the data file {path} must hold pixel_values and labels."
+        raise InputError(message, "Save a dict of two tensors.")
+
+    # Convolutional networks take any height and width. A model that does not says so when its loss
+    # is tried.
     if pixels.dim() != 4 or pixels.shape[1] != shape[0] or not len(pixels):
-        given, wanted = (" x ".join(map(str, each)) for each in (pixels.shape, ("N", *shape)))
-        raise InputError(
-            f"{path}: pixel_values are {given}, but the model takes {wanted}.",
-            "Convert the images.",
-        )
+        given = " x ".join(map(str, pixels.shape))
+        wanted = " x ".join(map(str, ("N", *shape)))
+        message = f"{path}: pixel_values are {given}, but the model takes {wanted}."
+        raise InputError(message, "Convert the images.")
     if labels.shape != pixels.shape[:1]:
         message = f"{path}: {len(pixels)} images have labels of shape {tuple(labels.shape)}."
         raise InputError(message, "Give one label for each image.")
+
     locations = [f"{path}, label {number}" for number in range(1, len(labels) + 1)]
-    return Stacked(
-        {"pixel_values": pixels, "labels": labels_from(labels.tolist(), locations, rule).numbers}
-    )
+    numbers = labels_from(labels.tolist(), locations, rule).numbers
+    return Stacked({"pixel_values": pixels, "labels": numbers})
 
 
 def read_folder(
     path: Path, shape: Sequence[int], options: DataOptions
 ) -> tuple[Pictures, Labels, tuple[str, ...]]:
-    """The images of a folder whose directories are the classes, resized to the shape that the model
-    takes; the classes; and notes on files that are no images."""
+    """The images of a folder whose directories are the classes.
+
+    Args:
+        shape: to which images are resized, [channels, height, width].
+
+    Returns:
+        The images, their classes, and notes on files that are no images.
+    """
     check_pillow(path)
     channels, height, width = shape
     if channels not in _MODES:
         message = f"the model takes images of {channels} channels, which image files do not have."
         raise InputError(message, "Save the images as tensors in a .pt file.")
-    relative = sorted(file.relative_to(path) for file in path.glob("*/**/*") if file.is_file())
-    relative = [file for file in relative if not is_litter(file)]
-    others = [file for file in relative if not _is_image(path / file)]
-    relative = sorted(set(relative) - set(others))
-    if not relative:
+
+    names, others = _image_files(path)
+    if not names:
         message = f"the folder {path} holds no directories with images."
         raise InputError(message, "Make one directory for each class, and put its images there.")
-    files = [str(path / file) for file in relative]
-    labels = labels_from([file.parts[0] for file in relative], files, options.labels)
-    stats = [Path(file).stat() for file in files]  # which tell a changed file without reading it
+    files = [str(path / name) for name in names]
+    labels = labels_from([name.parts[0] for name in names], files, options.labels)
 
-    def decode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {
-            "pixels": [
-                _pixels(os.fsdecode(file), _MODES[channels], height, width) for file in rows["file"]
-            ]
-        }
+    stamps = []  # by which a changed file is known without reading it
+    for file in files:
+        stat = Path(file).stat()
+        stamps.append(f"{stat.st_size} {stat.st_mtime_ns}")
+
+    def decode(rows: Columns) -> Columns:
+        decoded = []
+        for file in rows["file"]:
+            pixels = _pixels(os.fsdecode(file), _MODES[channels], height, width)
+            decoded.append(pixels)
+        return {"pixels": decoded}
 
     decoded = cached_map(
-        {
-            "file": list(map(os.fsencode, files)),
-            "stamp": [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats],
-        },
+        {"file": list(map(os.fsencode, files)), "stamp": stamps},
         decode,
         features={"pixels": datasets.Value("binary")},
         key=tuple(shape),
         progress="Reading images" if options.progress else None,
     )
-    by_channel = options.normalisation.mean, options.normalisation.deviation
-    mean, deviation = (torch.tensor(values).expand(channels) for values in by_channel)
-    pixels = decoded.data.column("pixels")
-    pictures = Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation)
-    notes: tuple[str, ...] = ()
+
+    pictures = Pictures(
+        decoded.data.column("pixels"),
+        labels.numbers,
+        (channels, height, width),
+        mean=torch.tensor(options.normalisation.mean).expand(channels),
+        deviation=torch.tensor(options.normalisation.deviation).expand(channels),
+    )
+    notes = []
     if others:
         count = pluralize(len(others), "file")
-        notes = (
-            f"left out, no image: {count}, the first of them {printable(str(path / others[0]))}.",
-        )
-    return pictures, labels, notes
+        first = printable(str(path / others[0]))
+        notes.append(f"left out, no image: {count}, the first of them {first}.")
+    return pictures, labels, tuple(notes)
+
+
+def _image_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files in the directories of a folder, sorted and relative to it: images, and others."""
+    files = [file.relative_to(folder) for file in folder.glob("*/**/*") if file.is_file()]
+    images: list[Path] = []
+    others: list[Path] = []
+    for file in sorted(files):
+        if is_litter(file):
+            continue
+        found = images if _is_image(folder / file) else others
+        found.append(file)
+    return images, others
 
 
 def _is_image(file: Path) -> bool:
@@ -136,26 +165,27 @@ def check_pillow(path: Path) -> None:
     """Raise InputError where image files cannot be read."""
     if importlib.util.find_spec("PIL") is None:
         message = f"{path} holds image files, which Pillow reads, and it is not installed."
-        raise InputError(
-            message, "Install it (pip install pillow), or save the images as tensors in a .pt file."
-        )
+        remedy = "Install it (pip install pillow), or save the images as tensors in a .pt file."
+        raise InputError(message, remedy)
 
 
 @contextlib.contextmanager
-def opened_image(file: str | Stored, *, where: str = "") -> Iterator[Any]:
-    """An image file, of which only the head is read; `where` in the data it is named, for messages."""
+def opened_image(file: MediaFile, *, where: str = "") -> Iterator[Any]:
+    """An image file, of which only the head is read.
+
+    Args:
+        where: it is named in the data, as "LOCATION: ", for messages.
+    """
     from PIL import Image
 
     source = file.source() if isinstance(file, Stored) else file
-    message = f"{where}the image {file} cannot be read: {{}}.".format
-    with (
-        as_input_error(lambda error: message(type(error).__name__), "Repair or remove it."),
-        Image.open(source) as image,
-    ):
+    problem = f"{where}the image {file} cannot be read"
+    failing = failing_as(problem, "Repair or remove it.", reason=kind_of_error)
+    with failing, Image.open(source) as image:
         yield image
 
 
-def read_image(file: str | Stored, mode: str, *, where: str = "") -> Any:
+def read_image(file: MediaFile, mode: str, *, where: str = "") -> Any:
     """An image, upright, with the channels of one of Pillow's modes."""
     from PIL import ImageOps
 

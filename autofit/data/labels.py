@@ -19,54 +19,80 @@ class Labels:
 
 
 def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule) -> Labels:
-    """Number the labels; `locations` say where each is, for messages."""
+    """Number the labels.
+
+    Args:
+        locations: where each label is, for messages.
+
+    Raises:
+        InputError: a label is none, names and numbers are mixed, or the model has other classes.
+    """
     located = list(zip(values, locations, strict=True))
-    is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
     if rule.classes == 1:
-        for (value, location), number in zip(located, is_number, strict=True):
-            if not number or not abs(value) <= torch.finfo(torch.float32).max:
-                message = f"{location}: the model has one class, so a label must be a number, not {shown(value)}."
-                raise InputError(
-                    message, "Set num_labels in the model's config.json to the number of classes."
-                )
+        for value, location in located:
+            _check_measured(value, location)
         return Labels(torch.tensor([float(value) for value in values]), {})
+
     for value, location in located:
         if not isinstance(value, str | int):  # a float too: 1.5 is no class
-            message = (
-                f"{location}: a label must be a name or a whole number, not {type(value).__name__}."
-            )
+            given = type(value).__name__
+            message = f"{location}: a label must be a name or a whole number, not {given}."
             raise InputError(message, "Correct the label.")
-    if any(is_number) and not all(is_number):
-        value, location = located[is_number.index(not is_number[0])]
-        message = f"{location}: label {shown(value)} beside {shown(values[0])}, which mixes names and numbers."
-        raise InputError(message, "Give either names or numbers.")
-    if not all(is_number):
-        named = [(str(value), location) for value, location in located]
-        names = _numbered_names(named, rule)
-        return Labels(torch.tensor([names[name] for name, _ in named]), names)
+
+    are_numbers = not values or _is_number(values[0])
     for value, location in located:
-        if not 0 <= value < (2**63 if rule.classes is None else rule.classes):
-            count = (
-                "classes count from 0"
-                if rule.classes is None
-                else f"the model has classes 0 to {rule.classes - 1}"
+        if _is_number(value) != are_numbers:
+            message = (
+                f"{location}: label {shown(value)} beside {shown(values[0])}, which mixes names and "
+                "numbers."
             )
-            remedy = "Correct the label, or search with more classes."
-            raise InputError(f"{location}: label {shown(value)}, but {count}.", remedy)
+            raise InputError(message, "Give either names or numbers.")
+
+    if not are_numbers:
+        named = list(map(str, values))
+        names = _numbered_names(named, locations, rule)
+        return Labels(torch.tensor([names[name] for name in named]), names)
+
+    most = 2**63 if rule.classes is None else rule.classes
+    for value, location in located:
+        if not 0 <= value < most:
+            classes = "classes count from 0"
+            if rule.classes is not None:
+                classes = f"the model has classes 0 to {rule.classes - 1}"
+            message = f"{location}: label {shown(value)}, but {classes}."
+            raise InputError(message, "Correct the label, or search with more classes.")
     return Labels(torch.tensor(values), {})
 
 
-def _numbered_names(named: Sequence[tuple[str, str]], rule: LabelRule) -> Mapping[str, int]:
-    unknown = [(name, location) for name, location in named if name not in rule.names]
-    if rule.strict and unknown:
-        name, location = unknown[0]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_measured(value: Any, location: str) -> None:
+    """Raise InputError unless a label is a number that a regression can learn."""
+    if not _is_number(value) or not abs(value) <= torch.finfo(torch.float32).max:
+        message = (
+            f"{location}: the model has one class, so a label must be a number, not {shown(value)}."
+        )
+        remedy = "Set num_labels in the model's config.json to the number of classes."
+        raise InputError(message, remedy)
+
+
+def _numbered_names(
+    named: Sequence[str], locations: Sequence[str], rule: LabelRule
+) -> Mapping[str, int]:
+    """The number of each name: the model's where it knows them all, else by the alphabet."""
+    distinct = sorted(set(named))
+    if all(name in rule.names for name in distinct):
+        return rule.names
+
+    if rule.strict:
+        name = next(name for name in named if name not in rule.names)
+        location = locations[named.index(name)]
         classes = printable(", ".join(rule.names)) or "given by number"
         raise InputError(
             f"{location}: label {shown(name)} is not among the classes, which are {classes}."
         )
-    if not unknown:
-        return rule.names
-    distinct = sorted({name for name, _ in named})
     if rule.classes is not None and len(distinct) > rule.classes:
         message = f"the data has {len(distinct)} classes, but the model has {rule.classes}."
         raise InputError(message, "Set num_labels in the model's config.json, and search again.")

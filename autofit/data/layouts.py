@@ -1,12 +1,12 @@
 """Which part of each tensor is a sample's, in batches whose samples are not the rows of dim 0.
 
-Known are layouts that processors and collators make: patches or images packed beside `input_ids`, a dict or tensor of
-labels for each image, sequences packed into one row, and graphs. Others need a function that splits them.
+Known are layouts that processors and collators make: patches or images packed beside `input_ids`, a
+dict or tensor of labels for each image, sequences packed into one row, and graphs. Others need a
+function that splits them.
 """
 
 import functools
 import itertools
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,17 +16,25 @@ import torch
 from autofit.core.workload import Rows
 
 Take = Callable[[Sequence[int]], torch.Tensor]  # samples -> what a tensor holds of them
-_PACKED = ("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", 2)
-# say which tokens stand for images (1) and videos (2)
-_TYPES = ("mm_token_type_ids", "token_type_ids")
+Tensors = Mapping[Any, torch.Tensor]  # the tensors of a batch that have dimensions
+_PACKED = (  # patches, the size of each image or video in patches, and the type of its tokens
+    ("pixel_values", "image_grid_thw", 1),
+    ("pixel_values_videos", "video_grid_thw", 2),
+)
+_TYPES = ("mm_token_type_ids", "token_type_ids")  # which tokens stand for images or videos
 _TRIED = 8  # kinds of tokens, where no types say which they are
 _BOUNDS = "cu_seq"  # cu_seqlens, cu_seq_lens_q, ...: where packed sequences begin and end
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How many samples there are, and how large each is; by id: how a tensor's samples are taken, and the lists that
-    hold something for each sample."""
+    """Where the samples of a batch are.
+
+    Attributes:
+        sizes: how large each sample is.
+        takes: by the id of a tensor, how its samples are taken.
+        lists: the ids of lists that hold an item for each sample.
+    """
 
     sizes: Sequence[int]
     takes: dict[int, Take] = field(default_factory=dict)
@@ -37,17 +45,16 @@ def layout_of(batch: Any) -> Layout | None:
     """The layout of a batch; None where its samples are the rows of dim 0, as far as is known."""
     if isinstance(batch, list | tuple):
         return _of_lists({"": batch}) or _of_lists(dict(enumerate(batch)))
-    if not isinstance(batch, Mapping | UserDict):
+    if not isinstance(batch, Mapping) or isinstance(batch, Rows):
         return None
-    tensors = {
-        key: each for key, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()
-    }
-    if isinstance(batch, Rows):
-        return None
-    for layout in (_of_graphs, _of_packed_sequences, _of_images):
-        if found := layout(tensors):
-            return found
-    return _of_lists(dict(batch))
+
+    tensors = {name: value for name, value in batch.items() if _has_dims(value)}
+    return (
+        _of_graphs(tensors)
+        or _of_packed_sequences(tensors)
+        or _of_images(tensors)
+        or _of_lists(batch)
+    )
 
 
 def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
@@ -55,215 +62,276 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
     lists = {name: part for name, part in parts.items() if type(part) is list and part}
     if not lists:  # as usual, and every micro-batch is asked
         return None
-    dicts = [name for name, part in lists.items() if _are_alike(part)]
-    rows = {
-        part.shape[0] for part in parts.values() if isinstance(part, torch.Tensor) and part.dim()
-    }
-    counts = rows or {len(lists[name]) for name in dicts or lists}
+
+    rows = {part.shape[0] for part in parts.values() if _has_dims(part)}
+    dicts = [part for part in lists.values() if _are_alike(part)]
+    counts = rows or {len(part) for part in dicts or lists.values()}
     if len(counts) != 1:
         return None
-    (samples,), certain = counts, bool(dicts) and (bool(rows) or len(lists) > 1)
-    sizes, own = [0] * samples, set()
+
+    (samples,) = counts
+    sizes = [0] * samples
+    own = set()
+    is_certain = bool(dicts) and (bool(rows) or len(lists) > 1)
     for name, part in lists.items():
         items = [_tensors(item) for item in part]
-        heights = {tensor.shape[0] if tensor.dim() else None for item in items for tensor in item}
-        certain_here = certain or str(name).endswith("labels")
-        if (
-            len(part) == samples
-            and all(items)
-            and (certain_here or (heights != rows if rows else len(heights) > 1))
-        ):
-            own.add(id(part))
-            sizes = [
-                size + sum(each.numel() for each in item)
-                for size, item in zip(sizes, items, strict=True)
-            ]
+        if len(part) != samples or not all(items):
+            continue
+
+        is_named = str(name).endswith("labels")
+        if not (is_certain or is_named) and not _differ_in_size(items, samples if rows else None):
+            continue
+
+        own.add(id(part))
+        for sample, item in enumerate(items):
+            sizes[sample] += sum(tensor.numel() for tensor in item)
     return Layout(sizes, lists=frozenset(own)) if own else None
+
+
+def _has_dims(value: Any) -> bool:
+    """Whether it is a tensor with dimensions."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _are_alike(items: list[Any]) -> bool:
     """Whether they are dicts with the same keys."""
-    return all(
-        isinstance(item, Mapping | UserDict) and item.keys() == items[0].keys() for item in items
-    )
+    return all(isinstance(item, Mapping) and item.keys() == items[0].keys() for item in items)
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
-    values = item.values() if isinstance(item, Mapping | UserDict) else [item]
+    """The tensors of an item of a list: its own, or itself."""
+    values = item.values() if isinstance(item, Mapping) else [item]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _of_images(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
-    """Patches, or images, packed beside texts; their tokens say whose they are."""
+def _differ_in_size(items: list[list[torch.Tensor]], samples: int | None) -> bool:
+    """Whether tensors are not all as long as there are samples, or as each other where that is not
+    known."""
+    lengths = set()
+    for tensor in itertools.chain(*items):
+        lengths.add(tensor.shape[0] if tensor.dim() else None)
+    if samples is None:
+        return len(lengths) > 1
+    return lengths != {samples}
+
+
+def _of_images(tensors: Tensors) -> Layout | None:
+    """Patches, or images, packed beside texts; the tokens of each text say how many are its own."""
     ids = tensors.get("input_ids")
     if ids is None or ids.dim() != 2:
         return None
-    samples, sizes = len(ids), [0] * len(ids)
+
+    samples = len(ids)
+    sizes = [0] * samples
     takes: dict[int, Take] = {}
     for name, grid_name, kind in _PACKED:
-        pixels, grid = tensors.get(name), tensors.get(grid_name)
+        pixels = tensors.get(name)
+        grid = tensors.get(grid_name)
         if pixels is None or (grid is None and len(pixels) == samples):
             continue
+
         patches = [1] * len(pixels) if grid is None else grid.prod(-1).tolist()
-        images = _images_of_samples(patches, tensors, kind) if sum(patches) == len(pixels) else None
+        if sum(patches) != len(pixels):
+            return None
+        images = _images_of_samples(patches, tensors, kind)
         if images is None:
             return None
-        of_images = [each for each in tensors.values() if len(each) == len(patches) != samples]
-        takes |= {
-            id(each): _rows(each, images)
-            for each in (*of_images, *([] if grid is None else [grid]))
-        }
-        starts = [sum(patches[:image]) for image in images]
+
+        for tensor in tensors.values():
+            if tensor is grid or len(tensor) == len(patches) != samples:
+                takes[id(tensor)] = _rows(tensor, images)
+
+        starts = _pick(_starts(patches), images)
         takes[id(pixels)] = _rows(pixels, starts)
-        sizes = [
-            size + after - start
-            for size, (start, after) in zip(sizes, itertools.pairwise(starts), strict=True)
-        ]
+        for sample in range(samples):
+            sizes[sample] += starts[sample + 1] - starts[sample]
+
+    # Positions in time, height and width, [3, samples, tokens].
     positions = tensors.get("position_ids")
-    # of time, height and width
     if positions is not None and positions.dim() == 3 and positions.shape[1] == samples:
         takes[id(positions)] = _rows(positions, range(samples + 1), dim=1)
     return Layout(sizes, takes) if takes else None
 
 
-def _images_of_samples(
-    patches: list[int], tensors: Mapping[Any, torch.Tensor], kind: int
-) -> list[int] | None:
-    """The first image of each sample, and their number; None where that is unclear."""
+def _images_of_samples(patches: list[int], tensors: Tensors, kind: int) -> list[int] | None:
+    """The first image of each sample, and at the end the number of all; None where that is unclear.
+
+    Args:
+        patches: of each image.
+    """
     samples = len(tensors["input_ids"])
     for tokens in _image_tokens(len(patches), tensors, kind):
-        total, bounds = sum(tokens), [0]
-        for count in tokens:  # each has its share of the patches
-            wanted, image = count * sum(patches), bounds[-1]
-            while wanted > 0 and image < len(patches):
-                wanted -= patches[image] * total
-                image += 1
-            if wanted:
-                break
-            bounds.append(image)
-        if len(bounds) == samples + 1 and bounds[-1] == len(patches):
+        bounds = _divided(patches, tokens)
+        if bounds is not None:
             return bounds
-    return (
-        list(range(samples + 1))
-        if len(patches) == samples
-        else [0, len(patches)]
-        if samples == 1
-        else None
-    )
+
+    if len(patches) == samples:
+        return list(range(samples + 1))
+    if samples == 1:
+        return [0, len(patches)]
+    return None
 
 
-def _image_tokens(
-    images: int, tensors: Mapping[Any, torch.Tensor], kind: int
-) -> Iterator[list[int]]:
-    """How many tokens of each sample may stand for its images: by the types of tokens, or of those that are frequent
-    enough, the most frequent first."""
+def _divided(patches: list[int], tokens: list[int]) -> list[int] | None:
+    """Images divided so that each sample has its share of patches, by its tokens of all tokens.
+
+    None where images would have to be cut.
+    """
+    total_patches = sum(patches)
+    total_tokens = sum(tokens)
+    bounds = [0]
+    image = 0
+    for count in tokens:
+        wanted = count * total_patches
+        while wanted > 0 and image < len(patches):
+            wanted -= patches[image] * total_tokens
+            image += 1
+        if wanted:
+            return None
+        bounds.append(image)
+    return bounds if image == len(patches) else None
+
+
+def _image_tokens(images: int, tensors: Tensors, kind: int) -> Iterator[list[int]]:
+    """How many tokens of each sample may stand for its images.
+
+    Types of tokens say it. Without any, all ids are tried that are frequent enough, the most
+    frequent one first.
+    """
     for name in _TYPES:
         if name in tensors:
             yield (tensors[name] == kind).sum(-1).tolist()
             return
+
     ids = tensors["input_ids"]
     tokens, counts = ids.unique(return_counts=True)
     frequent = sorted(zip(counts.tolist(), tokens.tolist(), strict=True), reverse=True)
-    yield from (
-        (ids == token).sum(-1).tolist() for count, token in frequent[:_TRIED] if count >= images
-    )
+    for count, token in frequent[:_TRIED]:
+        if count >= images:
+            yield (ids == token).sum(-1).tolist()
 
 
-def _of_packed_sequences(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
-    """Sequences behind each other in one row, with their bounds, or positions that start again with each."""
-    bounds = {name: each for name, each in tensors.items() if str(name).startswith(_BOUNDS)}
-    positions, ids = tensors.get("position_ids"), tensors.get("input_ids")
+def _of_packed_sequences(tensors: Tensors) -> Layout | None:
+    """Sequences one after the other in one row, with their bounds, or positions that start again
+    with each."""
+    bounds = [name for name in tensors if str(name).startswith(_BOUNDS)]
     if bounds:
-        starts = next(iter(bounds.values())).tolist()
-    elif positions is not None and positions.dim() == 2 and len(positions) == 1 and ids is not None:
-        starts = [*(positions[0] == 0).nonzero()[:, 0].tolist(), positions.shape[1]]
+        starts = tensors[bounds[0]].tolist()
     else:
-        return None
+        positions = tensors.get("position_ids")
+        if positions is None or positions.dim() != 2 or len(positions) != 1:
+            return None
+        if "input_ids" not in tensors:
+            return None
+
+        first_tokens = (positions[0] == 0).nonzero()[:, 0]
+        starts = [*first_tokens.tolist(), positions.shape[1]]
     if len(starts) < 3 or starts[0]:
         return None
-    sizes = [after - start for start, after in itertools.pairwise(starts)]
+
+    sizes = [stop - start for start, stop in itertools.pairwise(starts)]
     takes = {}
-    for name, each in tensors.items():
+    for name, tensor in tensors.items():
         if name in bounds:
-            takes[id(each)] = _bounds(each, sizes)
-        elif len(each) == starts[-1]:
-            takes[id(each)] = _rows(each, starts)
-        elif len(each) == 1 and each.dim() > 1 and each.shape[1] == starts[-1]:
-            takes[id(each)] = _rows(each, starts, dim=1)
+            takes[id(tensor)] = _bounds(tensor, sizes)
+        elif len(tensor) == starts[-1]:
+            takes[id(tensor)] = _rows(tensor, starts)
+        elif len(tensor) == 1 and tensor.dim() > 1 and tensor.shape[1] == starts[-1]:
+            takes[id(tensor)] = _rows(tensor, starts, dim=1)
     return Layout(sizes, takes)
 
 
 def positions_in_rows(batch: Any) -> torch.Tensor | None:
-    """The positions [rows, tokens] of the tokens of a batch of rows, where they alone may say which samples are packed
-    into a row; None of any other batch."""
-    if not isinstance(batch, Mapping | UserDict) or isinstance(batch, Rows):
+    """The positions of tokens, [rows, tokens], in a batch of rows where they alone may say which
+    samples are packed into a row; None for any other batch."""
+    if not isinstance(batch, Mapping) or isinstance(batch, Rows):
         return None
     if any(str(name).startswith(_BOUNDS) for name in batch):
         return None
-    positions, ids = batch.get("position_ids"), batch.get("input_ids")
+
+    positions = batch.get("position_ids")
+    ids = batch.get("input_ids")
     if not isinstance(positions, torch.Tensor) or not isinstance(ids, torch.Tensor):
         return None
     if positions.dim() != 2 or positions.shape != ids.shape[:2]:
         return None
-    others = [each for each in batch.values() if isinstance(each, torch.Tensor) and each.dim()]
-    return positions if all(len(each) == len(ids) for each in others) else None
+
+    for value in batch.values():
+        if _has_dims(value) and len(value) != len(ids):
+            return None
+    return positions
 
 
-def _of_graphs(tensors: Mapping[Any, torch.Tensor]) -> Layout | None:
-    """Graphs behind each other: `batch` says whose a node is, and edges follow in the same order. Without it there is
-    one graph."""
-    edges, graphs = tensors.get("edge_index"), tensors.get("batch")
+def _of_graphs(tensors: Tensors) -> Layout | None:
+    """Graphs one after the other: `batch` says of which graph a node is, and edges follow in the
+    same order. Without it there is one graph."""
+    edges = tensors.get("edge_index")
+    graphs = tensors.get("batch")
     if edges is None:
         return None
     if graphs is None:
-        return Layout(
-            [edges.shape[1]],
-            {id(each): functools.partial(_whole, each) for each in tensors.values()},
-        )
-    samples, of_edges = int(graphs.max()) + 1, graphs[edges[0]]
-    if bool((of_edges.diff() < 0).any()) or bool((graphs.diff() < 0).any()):
+        whole: dict[int, Take] = {}
+        for tensor in tensors.values():
+            whole[id(tensor)] = functools.partial(_whole, tensor)
+        return Layout([edges.shape[1]], whole)
+
+    graph_of_edge = graphs[edges[0]]
+    if bool((graph_of_edge.diff() < 0).any()) or bool((graphs.diff() < 0).any()):
         return None
-    nodes, ends = (
-        graphs.bincount(minlength=samples).tolist(),
-        of_edges.bincount(minlength=samples).tolist(),
-    )
-    node_starts, edge_starts = ([0, *itertools.accumulate(each)] for each in (nodes, ends))
+
+    samples = int(graphs.max()) + 1
+    node_counts = graphs.bincount(minlength=samples).tolist()
+    edge_counts = graph_of_edge.bincount(minlength=samples).tolist()
+    node_starts = _starts(node_counts)
+    edge_starts = _starts(edge_counts)
     takes: dict[int, Take] = {}
-    for name, each in tensors.items():
+    for name, tensor in tensors.items():
         if name == "edge_index":
-            takes[id(each)] = functools.partial(
-                _edges, _rows(each, edge_starts, dim=1), nodes, node_starts, ends
-            )
+            take_edges = _rows(tensor, edge_starts, dim=1)
+            takes[id(tensor)] = functools.partial(_edges, take_edges, node_counts, edge_counts)
         elif name == "batch":
-            takes[id(each)] = functools.partial(_owners, each, nodes)
+            takes[id(tensor)] = functools.partial(_owners, tensor, node_counts)
         elif name == "ptr":
-            takes[id(each)] = _bounds(each, nodes)
-        elif str(name).startswith("edge") and len(each) == edges.shape[1]:
-            takes[id(each)] = _rows(each, edge_starts)
-        elif len(each) == len(graphs):
-            takes[id(each)] = _rows(each, node_starts)
-    return Layout(nodes, takes)
+            takes[id(tensor)] = _bounds(tensor, node_counts)
+        elif str(name).startswith("edge") and len(tensor) == edges.shape[1]:
+            takes[id(tensor)] = _rows(tensor, edge_starts)
+        elif len(tensor) == len(graphs):
+            takes[id(tensor)] = _rows(tensor, node_starts)
+    return Layout(node_counts, takes)
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    """Where parts of these lengths begin that follow each other, and where the last one ends."""
+    return [0, *itertools.accumulate(lengths)]
+
+
+def _pick(values: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """The values at these places."""
+    return [values[place] for place in chosen]
 
 
 def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
-    """Sample i has what lies from start i to the next along a dimension; samples that follow each other are a view."""
+    """Sample i has what lies from start i to the next along a dimension.
 
-    def of(first: int, last: int) -> torch.Tensor:
+    Samples that follow each other are a view.
+    """
+
+    def between(first: int, last: int) -> torch.Tensor:
         return tensor.narrow(dim, starts[first], starts[last + 1] - starts[first])
 
     def take(samples: Sequence[int]) -> torch.Tensor:
-        first, last = samples[0], samples[-1]
+        first = samples[0]
+        last = samples[-1]
         if list(samples) == list(range(first, last + 1)):
-            return of(first, last)
-        return torch.cat([of(sample, sample) for sample in samples], dim)
+            return between(first, last)
+        return torch.cat([between(sample, sample) for sample in samples], dim)
 
     return take
 
 
 def _bounds(tensor: torch.Tensor, lengths: Sequence[int]) -> Take:
-    return lambda samples: tensor.new_tensor(
-        [0, *itertools.accumulate(lengths[sample] for sample in samples)]
-    )
+    """The bounds of samples of these lengths among the chosen ones."""
+    return lambda samples: tensor.new_tensor(_starts(_pick(lengths, samples)))
 
 
 def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
@@ -271,22 +339,21 @@ def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
 
 
 def _edges(
-    take: Take,
-    nodes: Sequence[int],
-    starts: Sequence[int],
-    edges: Sequence[int],
-    samples: Sequence[int],
+    take: Take, node_counts: Sequence[int], edge_counts: Sequence[int], samples: Sequence[int]
 ) -> torch.Tensor:
-    """Edges between the nodes as they are numbered among these samples."""
-    taken = take(samples)
-    after = itertools.accumulate((nodes[sample] for sample in samples), initial=0)
-    moves = [new - starts[sample] for new, sample in zip(after, samples, strict=False)]
-    return taken + taken.new_tensor(moves).repeat_interleave(
-        taken.new_tensor([edges[sample] for sample in samples])
-    )
+    """The edges of samples, [2, edges], between nodes as they are numbered among these samples."""
+    edges = take(samples)
+    old_starts = _pick(_starts(node_counts), samples)
+    new_starts = _starts(_pick(node_counts, samples))[:-1]
+    moves = edges.new_tensor(new_starts) - edges.new_tensor(old_starts)
+    return edges + moves.repeat_interleave(edges.new_tensor(_pick(edge_counts, samples)))
 
 
-def _owners(tensor: torch.Tensor, nodes: Sequence[int], samples: Sequence[int]) -> torch.Tensor:
-    return tensor.new_tensor(
-        [number for number, sample in enumerate(samples) for _ in range(nodes[sample])]
-    )
+def _owners(
+    tensor: torch.Tensor, node_counts: Sequence[int], samples: Sequence[int]
+) -> torch.Tensor:
+    """The number of each node's graph among these samples."""
+    owners: list[int] = []
+    for number, sample in enumerate(samples):
+        owners += [number] * node_counts[sample]
+    return tensor.new_tensor(owners)

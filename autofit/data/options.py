@@ -9,14 +9,17 @@ from autofit.core.workload import LEARNT, check_learn
 
 @dataclass(frozen=True)
 class LabelRule:
-    """The model's classes."""
+    """The model's classes.
 
-    classes: int | None = (
-        None  # 1 means that labels are measured values (regression), None that it is not known
-    )
-    # used when all names of a file are among them
+    Attributes:
+        classes: how many there are; 1: labels are measured values (regression), None: not known.
+        names: of the classes, used when all names of a file are among them.
+        strict: a name that is not among `names` is an error, as in evaluation data.
+    """
+
+    classes: int | None = None
     names: Mapping[str, int] = field(default_factory=dict)
-    strict: bool = False  # names that are not among `names` are an error, as in evaluation data
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,21 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a file is read."""
+    """How a file is read.
 
-    # Put samples one after the other, cut to the sequence length, or pad each; None: pack plain text, pad all else.
+    Attributes:
+        packing: put samples one after the other and cut them to the sequence length, or pad each;
+            None: pack plain text, pad all else.
+        apart: packed samples do not see one another.
+        progress: show a bar on stderr.
+    """
+
     packing: bool | None = None
-    apart: bool = False  # packed samples do not see one another
+    apart: bool = False
     learn: str = LEARNT[0]
     labels: LabelRule = field(default_factory=LabelRule)
     normalisation: Normalisation = field(default_factory=Normalisation)
-    progress: bool = False  # show a bar on stderr
+    progress: bool = False
 
     def __post_init__(self) -> None:
         check_learn(self.learn)

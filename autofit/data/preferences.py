@@ -1,19 +1,21 @@
-"""Preferences as data sets write them: two answers to a prompt, one of them better, or one answer that
-is good or bad. Each row becomes two of `prompt` and `completion`, as text or as messages.
+"""Preferences as data sets write them: two answers to a prompt, one of them better, or one answer
+that is good or bad.
+
+Each row becomes two of `prompt` and `completion`, as text or as messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autofit.core.errors import InputError, shown
 from autofit.data.conversations import COMPLETION, MESSAGES, PREFERENCES, of_turns
-from autofit.data.row_source import Block, Located, Piece
+from autofit.data.row_source import Block, Blocks, Located, Piece, Row, first_filled
 
 PAIRS = PREFERENCES
-# In rows that are made here: 1 where an answer is good, 0 where it is bad. No file has such a column.
+# A column of rows that are made here, and of no file: 1 where an answer is good, 0 where it is bad.
 DESIRABLE = "\0desirable"
-FORMS = (COMPLETION, MESSAGES)  # that rows have then
+FORMS = (COMPLETION, MESSAGES)  # of rows that are made here
 
 _PROMPTS = ("prompt", "question", "instruction", "query")
 _CHATS = ("conversations", "messages")
@@ -26,8 +28,6 @@ COLUMNS = frozenset((*PAIRS, *_PROMPTS, *_CHATS, *_ANSWERS, *_MARKS, "system", "
 _EXAMPLE = 'For example {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}.'
 _EXAMPLE_OF_MARKED = 'For example {"prompt": "2 + 2 =", "completion": " 4", "label": true}.'
 
-Row = Mapping[str, Any]
-
 
 def is_pair(row: Row) -> bool:
     """Whether a row holds a better and a worse answer."""
@@ -36,33 +36,43 @@ def is_pair(row: Row) -> bool:
 
 def is_marked(row: Row) -> bool:
     """Whether a row holds an answer that is said to be good or bad."""
-    has_answer = any(row.get(name) is not None for name in (*_ANSWERS, *_CHATS))
-    return has_answer and any(row.get(name) is not None for name in _MARKS)
+    has_answer = first_filled(row, (*_ANSWERS, *_CHATS)) is not None
+    return has_answer and first_filled(row, _MARKS) is not None
 
 
-def pairs_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+def pairs_apart(blocks: Blocks) -> Blocks:
     """Blocks with two rows for each: the prompt with the better answer, then with the worse one."""
     for block, position in blocks:
         rows = []
         for location, row in _rows_of(block):
             prompt, better, worse = read_pair(row, location)
-            rows.append((location, _answered(prompt, better)))
-            rows.append((location, _answered(prompt, worse)))
+            for answer in (better, worse):
+                fields = {"prompt": prompt, "completion": answer}
+                rows.append((location, fields))
         yield replace(block, rows=rows), position
 
 
-def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+class _Marked(NamedTuple):
+    """A row with one answer; `is_good`: 1 or 0."""
+
+    location: str
+    prompt: Any
+    answer: Any
+    is_good: int
+
+
+def marked_apart(blocks: Blocks) -> Blocks:
     """Blocks with two rows for each: the prompt with its answer, then with that of the next row.
 
     The last row gets the answer of the first one.
     """
-    first: tuple[str, Any, Any, int] | None = None
-    before: tuple[str, Any, Any, int] | None = None
+    first: _Marked | None = None
+    before: _Marked | None = None
     position = 0
     for block, position in blocks:
         rows: list[Located] = []
         for location, row in _rows_of(block):
-            found = (location, *read_marked(row, location))
+            found = _Marked(location, *read_marked(row, location))
             if before is not None:
                 rows += _with_other(before, found)
             first = first or found
@@ -74,44 +84,42 @@ def marked_apart(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, i
 
 
 def _rows_of(block: Block) -> Iterable[Located]:
+    """The rows of a block, as a file holds them."""
     assert not isinstance(block.rows, Piece), "no plain text is wanted"
     return block.rows
 
 
-def _with_other(row: tuple[str, Any, Any, int], other: tuple[str, Any, Any, int]) -> list[Located]:
-    location, prompt, answer, is_good = row
-    theirs = other[2]
-    if isinstance(answer, str) != isinstance(theirs, str):
-        message = f"{location} and {other[0]} hold text and messages."
+def _with_other(row: _Marked, other: _Marked) -> list[Located]:
+    """A prompt with its own answer, and with that of another row."""
+    if isinstance(row.answer, str) != isinstance(other.answer, str):
+        message = f"{row.location} and {other.location} hold text and messages."
         raise InputError(message, "Write all rows alike.")
-    return [
-        (location, {**_answered(prompt, answer), DESIRABLE: is_good}),
-        (location, {**_answered(prompt, theirs), DESIRABLE: is_good}),
-    ]
 
-
-def _answered(prompt: Any, answer: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "completion": answer}
+    rows = []
+    for answer in (row.answer, other.answer):
+        fields = {"prompt": row.prompt, "completion": answer, DESIRABLE: row.is_good}
+        rows.append((row.location, fields))
+    return rows
 
 
 def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
     """The prompt, the better and the worse answer: texts, or lists of messages.
 
-    Without a prompt, it is what both begin with.
+    Without a column of its own, the prompt is what both answers begin with.
     """
     columns = row if isinstance(row, Mapping) else {}
     missing = [name for name in PAIRS if columns.get(name) is None]
     if missing:
         raise InputError(f"{location} lacks {' and '.join(missing)}.", _EXAMPLE)
 
-    better, worse = (_answer(columns[name], name, location) for name in PAIRS)
+    better, worse = [_answer(columns[name], name, location) for name in PAIRS]
     if isinstance(better, str) != isinstance(worse, str):
         message = f"{location}: of {' and '.join(PAIRS)} one is text and the other messages."
         raise InputError(message, "Write both alike.")
 
     prompt = _prompt(columns, location)
-    is_whole = isinstance(better, list) and not isinstance(prompt, list)
-    if is_whole and better[0]["role"] in ("system", "user"):  # a prompt beside them is in them, too
+    is_chat = isinstance(better, list) and not isinstance(prompt, list)
+    if is_chat and better[0]["role"] in ("system", "user"):  # a prompt beside them is in them, too
         prompt = None
     if prompt is None:
         shared = _shared(better, worse)
@@ -119,7 +127,10 @@ def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
         better = better[shared:]
         worse = worse[shared:]
         if isinstance(prompt, list) and not (prompt and better and worse):
-            message = f"{location}: the chosen and the rejected messages share no prompt, or one is no more."
+            message = (
+                f"{location}: the chosen and the rejected messages share no prompt, or one is no "
+                "more."
+            )
             raise InputError(message, "Give the prompt in a column of its own.")
 
     prompt, better = _alike(prompt, better)
@@ -130,30 +141,38 @@ def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
 def read_marked(row: Any, location: str) -> tuple[Any, Any, int]:
     """The prompt, its answer, and 1 where that is good, else 0."""
     columns = row if isinstance(row, Mapping) else {}
-    mark = next((columns[name] for name in _MARKS if columns.get(name) is not None), None)
-    if isinstance(mark, bool | int | str) and mark in _TRUE:
-        is_good = 1
-    elif isinstance(mark, bool | int | str) and mark in _FALSE:
-        is_good = 0
-    else:
-        message = f"{location}: label must be true or false, not {shown(mark)}."
-        if mark is None:
-            message = f"{location} lacks label."
-        raise InputError(message, _EXAMPLE_OF_MARKED)
+    is_good = _mark(columns, location)
 
-    name = next((name for name in _ANSWERS if columns.get(name) is not None), None)
+    name = first_filled(columns, _ANSWERS)
     if name is not None:
         answer = _answer(columns[name], name, location)
         prompt = _prompt(columns, location)
     else:
-        chat = next((columns[name] for name in _CHATS if columns.get(name)), None)
-        turns = of_turns(chat, location) if chat else []
-        answer, prompt = turns[-1:], turns[:-1]
+        chats = [columns[name] for name in _CHATS if columns.get(name)]
+        turns = of_turns(chats[0], location) if chats else []
+        answer = turns[-1:]
+        prompt = turns[:-1]
     if not prompt or not answer:
         raise InputError(f"{location} lacks a prompt or its completion.", _EXAMPLE_OF_MARKED)
 
     prompt, answer = _alike(prompt, answer)
     return _with_system(prompt, columns.get("system")), answer, is_good
+
+
+def _mark(columns: Row, location: str) -> int:
+    """1 where a row's answer is marked good, 0 where it is marked bad."""
+    name = first_filled(columns, _MARKS)
+    if name is None:
+        raise InputError(f"{location} lacks label.", _EXAMPLE_OF_MARKED)
+
+    mark = columns[name]
+    if isinstance(mark, bool | int | str):
+        if mark in _TRUE:
+            return 1
+        if mark in _FALSE:
+            return 0
+    message = f"{location}: label must be true or false, not {shown(mark)}."
+    raise InputError(message, _EXAMPLE_OF_MARKED)
 
 
 def _answer(value: Any, name: str, location: str) -> Any:
@@ -164,6 +183,7 @@ def _answer(value: Any, name: str, location: str) -> Any:
         return of_turns([value], location)
     if isinstance(value, list) and value:
         return of_turns(value, location)
+
     message = f"{location}: {name} must be text or messages, not {shown(value)}."
     raise InputError(message, _EXAMPLE)
 
@@ -182,16 +202,20 @@ def _prompt(columns: Row, location: str) -> Any:
 
 
 def _shared(better: Any, worse: Any) -> int:
-    """How far two answers are the same; of texts, up to a space, with which the rest begins."""
+    """How far two answers are the same, in messages or characters.
+
+    Texts are divided between words: before the last space, or behind another white space.
+    """
     shared = 0
     for one, other in zip(better, worse, strict=False):
         if one != other:
             break
         shared += 1
+
     if isinstance(better, str):
         while shared and not better[shared - 1].isspace():
             shared -= 1
-        if shared and better[shared - 1] == " ":
+        if better[:shared].endswith(" "):
             shared -= 1
     return shared
 
@@ -206,6 +230,7 @@ def _alike(prompt: Any, answer: Any) -> tuple[Any, Any]:
 
 
 def _with_system(prompt: Any, system: Any) -> Any:
+    """A prompt after the system's message, which is a column of its own in some data sets."""
     if not system or not isinstance(system, str):
         return prompt
     if isinstance(prompt, str):

@@ -1,4 +1,5 @@
-"""The processor beside a model's weights: its own way from images or sound, and texts, to what its forward takes."""
+"""The processor beside a model's weights: makes arguments of its forward from images or sound, and
+texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,27 @@ CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 @dataclass(frozen=True)
 class Processing:
-    """What makes a model's batches of images or sound."""
+    """What makes a model's batches of images or sound.
 
-    processor: Any  # or the feature extractor
-    # of the model's forward; what else a processor makes is left out
+    Attributes:
+        processor: or the feature extractor.
+        arguments: of the model's forward; what else a processor makes is left out.
+        start: the token that the model itself puts before the labels.
+        samples_a_label: how many samples of a wave each label needs, where a loss aligns them.
+    """
+
+    processor: Any
     arguments: frozenset[str] = frozenset()
-    start: int | None = None  # the token that the model itself puts before the labels
-    samples_a_label: int | None = None  # of a wave, at least, where a loss aligns them
+    start: int | None = None
+    samples_a_label: int | None = None
 
 
 def load_processor(folder: str | Path, kind: str) -> Any:
-    """The processor in a directory or under a hub id, of a model_type. Code that comes with it is never run."""
+    """The processor in a directory or under a hub id; code that comes with it is never run.
+
+    Args:
+        kind: the model_type.
+    """
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     try:
@@ -54,8 +65,9 @@ class _NoVideo:
 
 
 def _without_video(folder: str | Path, name: str) -> Any:
-    """The processor of that class from its parts without the one for videos, which needs torchvision."""
-    # transformers' own: with torchvision
+    """The processor of that class from its parts without the one for videos, which needs
+    torchvision."""
+    # The one that transformers itself offers needs torchvision, too.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     kinds: dict[str, Any] = {
@@ -64,8 +76,9 @@ def _without_video(folder: str | Path, name: str) -> Any:
         "feature_extractor": transformers.AutoFeatureExtractor,
     }
     made: Any = type(name, (_NoVideo, getattr(transformers, name)), {})
-    parts = [
-        kinds[part].from_pretrained(folder, trust_remote_code=False) if part in kinds else None
-        for part in made.get_attributes()
-    ]
+    parts = []
+    for part in made.get_attributes():
+        kind = kinds.get(part)
+        loaded = None if kind is None else kind.from_pretrained(folder, trust_remote_code=False)
+        parts.append(loaded)
     return made.from_args_and_dict(parts, made.get_processor_dict(folder)[0])

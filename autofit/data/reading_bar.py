@@ -1,5 +1,6 @@
 """How far a data file is read: a bar on a terminal, elsewhere a line now and then."""
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -23,11 +24,15 @@ class ReadingBar:
     def __init__(self, label: str, total: int, *, shown: bool) -> None:
         self._label = label
         self._total = total
-        self._due = time.monotonic() + _FIRST_LINE_SECONDS if shown else float("inf")
         self._bar: tqdm[Any] | None = None
-        if shown and sys.stderr.isatty():
+        self._due = math.inf  # when the next line is written
+        if not shown:
+            return
+
+        if sys.stderr.isatty():
             self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, leave=False)
-            self._due = float("inf")
+        else:
+            self._due = time.monotonic() + _FIRST_LINE_SECONDS
 
     def __enter__(self) -> "ReadingBar":
         return self
@@ -46,6 +51,7 @@ class ReadingBar:
         if self._bar:
             self._bar.set_postfix_str(f"{rows:,} rows", refresh=False)
             self._bar.update(position - self._bar.n)
+
         if time.monotonic() < self._due:
             return
 

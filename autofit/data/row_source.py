@@ -6,22 +6,36 @@ from typing import Any
 
 _BLOCK = 2**21  # characters of the rows of a block
 
+Row = Mapping[str, Any]  # its fields by the names of their columns
 Located = tuple[str, Any]  # a row after its location ("FILE, line 3")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is looked for in a data file."""
+    """What is looked for in a data file.
 
-    names: frozenset[str]  # of columns; others need not be read
-    fits: Callable[[Mapping[str, Any]], bool]  # whether a row has the fields that are needed
-    text: bool  # a plain text is a sample, too
-    by_line: bool  # and each of its lines is one
+    Attributes:
+        names: of columns; others need not be read.
+        fits: whether a row has the fields that are needed.
+        text: a plain text is a sample, too.
+        by_line: each line of a plain text is one.
+    """
+
+    names: frozenset[str]
+    fits: Callable[[Row], bool]
+    text: bool
+    by_line: bool
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text that is one row, with what stands around it."""
+    """A part of a text that is one row.
+
+    Attributes:
+        before: the text that stands before it, as far as tokens may depend on it.
+        after: the same behind it.
+        is_last: the row ends with it.
+    """
 
     location: str
     before: str
@@ -45,6 +59,10 @@ class Block:
     position: int | None = None
     remedy: str = ""
     columnar: bool = False
+
+
+# Each with the bytes of the files that are read after it.
+Blocks = Iterator[tuple[Block, int]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,14 @@ class RowSource:
                 size = 0
         if rows:
             yield Block(rows, None, self.remedy, self.columnar)
+
+
+def first_filled(row: Row, columns: Iterable[str]) -> Any:
+    """The first of the columns that holds a value; None where none does."""
+    for name in columns:
+        if row.get(name) is not None:
+            return name
+    return None
 
 
 def _size(value: Any) -> int:

@@ -1,4 +1,5 @@
-"""Samples in memory, and the loader that batches them: shuffled for training, in order for evaluation."""
+"""Samples in memory or in files, and the loader that batches them: shuffled for training, in order
+for evaluation."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,18 +11,24 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from autofit.core.errors import is_whole, shown
+from autofit.core.errors import is_whole, pluralize, shown
 from autofit.core.workload import Rows
 from autofit.data.options import IGNORED_LABEL
 from autofit.data.token_files import Tokens, largest
 
-_CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
-_HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
+# BERT's masking (Devlin et al. 2018, section 3.1): 15 % of all tokens are to be predicted. Of those
+# 80 % are hidden, 10 % stay as they are, and 10 % are replaced.
+_CHOSEN = 0.15
+_HIDDEN = 0.8
+_HIDDEN_OR_UNCHANGED = 0.9
+
 _MOST_SEED = 2**62
 _LOOKED_AT = 2**20  # tokens whose labels are looked at at once
-_EVALUATION_SEED = (
-    0  # the same tokens are hidden each time, so that evaluation losses can be compared
-)
+# The same tokens are hidden in every evaluation, so that losses can be compared.
+_EVALUATION_SEED = 0
+
+
+Batch = dict[str, torch.Tensor]
 
 
 class Samples(Protocol):
@@ -29,11 +36,26 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         """The samples of these indices, as a batch."""
 
     def largest_id(self) -> int:
         """The largest token id; 0 where there are no tokens."""
+
+
+def _pick(tensors: Mapping[str, torch.Tensor], chosen: torch.Tensor) -> Batch:
+    """These entries of dim 0 of each tensor; `chosen` are indices or a mask."""
+    return {name: tensor[chosen] for name, tensor in tensors.items()}
+
+
+def span_lengths(spans: torch.Tensor) -> torch.Tensor:
+    """The tokens in each span, [samples], of where it begins and ends, [samples, 2]."""
+    return spans[:, 1] - spans[:, 0]
+
+
+def share_note(what: str, count: int, total: int) -> str:
+    """A note for the user: what happened to `count` of all samples."""
+    return f"{what}: {count} of {pluralize(total, 'sample')}."
 
 
 @dataclass(frozen=True)
@@ -45,8 +67,8 @@ class Stacked:
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        return Rows({name: tensor[chosen] for name, tensor in self.tensors.items()})
+    def batch(self, chosen: torch.Tensor) -> Batch:
+        return Rows(_pick(self.tensors, chosen))
 
     def largest_id(self) -> int:
         return int(self.tensors["input_ids"].max())
@@ -59,8 +81,8 @@ class Packed:
     Attributes:
         tokens: `input_ids`, and `labels` where they are others; [all tokens].
         starts: of each sample among the tokens, as if they were repeated without end.
-        begins: where texts begin among the tokens, in order, to keep them apart; None: they see
-            those before them.
+        begins: where texts begin among the tokens, in order, so that they do not see each other;
+            None: each sees those before it.
     """
 
     tokens: Mapping[str, Tokens]
@@ -77,7 +99,7 @@ class Packed:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         starts = self.starts[chosen].tolist()
         rows = Rows()
         for name in ("input_ids", "labels"):
@@ -90,40 +112,51 @@ class Packed:
         for number, start in enumerate(starts):
             begins[number, self._begins_within(start)] = 1
         begins[:, 0] = 1
-        places = torch.arange(self.length).expand_as(begins)
-        # Labels that would follow from the sample before do not count.
+
+        # The label of a text's first token would be predicted from the text before it.
         rows["labels"] = rows["labels"].masked_fill(begins == 1, IGNORED_LABEL)
+
+        places = torch.arange(self.length).expand_as(begins)
         rows["position_ids"] = places - (places * begins).cummax(dim=1).values
         return rows
 
     def _sequence(self, tokens: Tokens, start: int) -> torch.Tensor:
+        """The tokens from a start, repeated where they are too few."""
         found = tokens[start : start + self.length]
         if len(found) == self.length:
             return found
-        return found.repeat(math.ceil(self.length / len(found)))[: self.length]
+
+        repeats = math.ceil(self.length / len(found))
+        return found.repeat(repeats)[: self.length]
 
     def _begins_within(self, start: int) -> torch.Tensor:
         """Where texts begin in the sequence from a start."""
-        assert self.begins is not None, "asked only where texts are apart"
-        ends = torch.searchsorted(self.begins, torch.tensor([start, start + self.length]))
-        found = self.begins[ends[0] : ends[1]] - start
+        assert self.begins is not None, "asked only where texts do not see each other"
+        edges = torch.tensor([start, start + self.length])
+        first, last = torch.searchsorted(self.begins, edges).tolist()
+        found = self.begins[first:last] - start
+
         total = len(self.tokens["input_ids"])
         if total >= self.length:
             return found
+
         repeats = torch.arange(0, self.length, total)
         repeated = (repeats.unsqueeze(1) + found).flatten()
         return repeated[repeated < self.length]
 
     def largest_id(self) -> int:
-        return max(largest(tokens) for tokens in self.tokens.values())
+        return max(map(largest, self.tokens.values()))
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
-        """For each sample whether a label counts; `shifted`: the first never does."""
+        """For each sample whether a label counts, [samples]; `shifted`: the first never does."""
+        skipped = int(shifted)
         if "labels" not in self.tokens and self.begins is None:
-            return torch.full((len(self),), self.length > int(shifted))
+            return torch.full((len(self),), self.length > skipped)
+
         found = []
-        for chosen in torch.arange(len(self)).split(max(1, _LOOKED_AT // self.length)):
-            labels = self.batch(chosen)["labels"][:, int(shifted) :]
+        at_once = max(1, _LOOKED_AT // self.length)
+        for chosen in torch.arange(len(self)).split(at_once):
+            labels = self.batch(chosen)["labels"][:, skipped:]
             found.append((labels != IGNORED_LABEL).any(dim=1))
         return torch.cat(found)
 
@@ -134,59 +167,73 @@ class Packed:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
+    """Sequences of different lengths, one after the other; a batch is padded to its longest one.
 
-    # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
+    Attributes:
+        tokens: `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens].
+        spans: where each sample begins and ends among the tokens, [samples, 2].
+        pad_id: pads input ids; labels are padded with the ignored label.
+        per_sample: tensors of one value for each sample, [samples].
+        label_spans: of labels that are a text of their own, [samples, 2].
+    """
+
     tokens: Mapping[str, Tokens]
-    spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
-    pad_id: int  # pads input ids; labels are padded with the ignored label
-    # tensors of one value per sample, [samples]
+    spans: torch.Tensor
+    pad_id: int
     per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    label_spans: torch.Tensor | None = None  # of labels that are a text of their own
+    label_spans: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.spans)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        spans = self.spans[chosen]
-        lengths = spans[:, 1] - spans[:, 0]
-        mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
-        padded = {}
-        for name, tokens in self.tokens.items():
-            own = self.label_spans if name == "labels" else None
-            sequences = [
-                tokens[start:stop]
-                for start, stop in (spans if own is None else own[chosen]).tolist()
-            ]
-            padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}.get(name, 0)
-            padded[name] = pad_sequence(sequences, batch_first=True, padding_value=padding).long()
-        per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
-        return {
-            "input_ids": padded.pop("input_ids"),
-            "attention_mask": mask,
-            **padded,
-            **per_sample,
-        }
+    def batch(self, chosen: torch.Tensor) -> Batch:
+        lengths = span_lengths(self.spans[chosen])
+        places = torch.arange(int(lengths.max()))
+        mask = places < lengths.unsqueeze(1)
+
+        ids = self._padded("input_ids", chosen)
+        batch = {"input_ids": ids, "attention_mask": mask.long()}
+        for name in self.tokens:
+            if name != "input_ids":
+                batch[name] = self._padded(name, chosen)
+        return batch | _pick(self.per_sample, chosen)
+
+    def _padded(self, name: str, chosen: torch.Tensor) -> torch.Tensor:
+        """The chosen samples' tokens of that name, padded to the longest, [samples, tokens]."""
+        spans = self.spans
+        if name == "labels" and self.label_spans is not None:
+            spans = self.label_spans
+
+        tokens = self.tokens[name]
+        sequences = [tokens[start:stop] for start, stop in spans[chosen].tolist()]
+        padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}.get(name, 0)
+        return pad_sequence(sequences, batch_first=True, padding_value=padding).long()
 
     def longest(self) -> torch.Tensor:
         """The samples with the longest texts: of inputs, and of labels of their own."""
-        all_spans = [self.spans]
+        longest = [span_lengths(self.spans).argmax()]
         if self.label_spans is not None:
-            all_spans.append(self.label_spans)
-        return torch.stack([(spans[:, 1] - spans[:, 0]).argmax() for spans in all_spans])
+            longest.append(span_lengths(self.label_spans).argmax())
+        return torch.stack(longest)
 
     def largest_id(self) -> int:
-        return max(self.pad_id, *(largest(tokens) for tokens in self.tokens.values()))
+        return max(self.pad_id, *map(largest, self.tokens.values()))
 
     def only(self, mask: torch.Tensor) -> "Ragged":
-        per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
+        """The samples where `mask` is true."""
         label_spans = None if self.label_spans is None else self.label_spans[mask]
-        return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample, label_spans)
+        return replace(
+            self,
+            spans=self.spans[mask],
+            per_sample=_pick(self.per_sample, mask),
+            label_spans=label_spans,
+        )
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the samples of a file are, in tokens, and the share of padded batches that is padding."""
+    """How long the samples of a file are, in tokens, and the share of padded batches that is
+    padding."""
 
     samples: int
     shortest: int
@@ -202,15 +249,25 @@ class Lengths:
             lengths: [samples], or [samples, texts] where each has several, which are padded alike.
         """
         generator = torch.Generator().manual_seed(0)
-        drawn = lengths[torch.randperm(len(lengths), generator=generator)]
-        whole = len(drawn) // batch_size * batch_size
-        of_batch = batch_size * lengths[0].numel()
-        batches = drawn[:whole].reshape(whole // batch_size, of_batch)
-        held = of_batch * int(batches.amax(dim=1).sum())
-        if whole < len(drawn):
-            held += drawn[whole:].numel() * int(drawn[whole:].max())
-        found = int(lengths.min()), int(lengths.max()), float(lengths.double().mean())
-        return cls(len(lengths), *found, 1 - int(lengths.sum()) / held)
+        order = torch.randperm(len(lengths), generator=generator)
+        drawn = lengths[order]
+
+        held = 0
+        whole = len(drawn) // batch_size
+        if whole:
+            batches = drawn[: whole * batch_size].reshape(whole, -1)
+            held = batches.shape[1] * int(batches.amax(dim=1).sum())
+        rest = drawn[whole * batch_size :]
+        if len(rest):
+            held += rest.numel() * int(rest.max())
+
+        return cls(
+            samples=len(lengths),
+            shortest=int(lengths.min()),
+            longest=int(lengths.max()),
+            mean=float(lengths.double().mean()),
+            padding=1 - int(lengths.sum()) / held,
+        )
 
     def __str__(self) -> str:
         return f"samples have {self.shortest} to {self.longest} tokens, {self.mean:.0f} in the mean"
@@ -218,25 +275,28 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Twins:
-    """Two texts to a sample, side by side: [samples, 2, tokens]."""
+    """Two texts to a sample, side by side: [samples, 2, tokens].
 
-    texts: Ragged  # the first text of every sample, then the second of every one
-    # tensors of one row per sample, [samples, ...]
+    Attributes:
+        texts: the first text of every sample, then the second of every one.
+        per_sample: tensors of one row for each sample, [samples, ...].
+    """
+
+    texts: Ragged
     per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts) // 2
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         both = torch.stack([chosen, chosen + len(self)], dim=1)
-        texts = {
-            name: part.unflatten(0, (-1, 2))
-            for name, part in self.texts.batch(both.flatten()).items()
-        }
-        return texts | {name: tensor[chosen] for name, tensor in self.per_sample.items()}
+        batch = {}
+        for name, texts in self.texts.batch(both.flatten()).items():
+            batch[name] = texts.unflatten(0, (-1, 2))
+        return batch | _pick(self.per_sample, chosen)
 
     def with_column(self, name: str, column: torch.Tensor) -> "Twins":
-        """The same with a further tensor of one row per sample."""
+        """The same with a further tensor of one row for each sample."""
         return replace(self, per_sample={**self.per_sample, name: column})
 
     def longest(self) -> torch.Tensor:
@@ -249,7 +309,8 @@ class Twins:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels as bytes of each image, [channels, height, width], in a cache file; normalised when a batch is taken."""
+    """Pixels as bytes of each image, [channels, height, width], in a cache file; they are
+    normalised when a batch is taken."""
 
     pixels: Any
     labels: torch.Tensor
@@ -260,13 +321,15 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        images = [
-            np.frombuffer(self.pixels[index].as_buffer(), np.uint8) for index in chosen.tolist()
-        ]
+    def batch(self, chosen: torch.Tensor) -> Batch:
+        buffers = [self.pixels[index].as_buffer() for index in chosen.tolist()]
+        images = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
-        normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
-        return {"pixel_values": normalised, "labels": self.labels[chosen]}
+
+        # By channel, for all heights and widths.
+        mean = self.mean.view(-1, 1, 1)
+        deviation = self.deviation.view(-1, 1, 1)
+        return {"pixel_values": (values - mean) / deviation, "labels": self.labels[chosen]}
 
     def largest_id(self) -> int:
         return 0
@@ -274,97 +337,115 @@ class Pictures:
 
 @dataclass
 class _Place:
-    """How far a pass over a loader is, None before the first; `loaded`: the next pass goes on there."""
+    """How far a pass over a loader is.
+
+    Attributes:
+        seed: of the order of the pass; None before the first.
+        samples: that the pass has given.
+        loaded: the next pass goes on there.
+    """
 
     seed: int | None = None
-    samples: int = 0  # that it gave
+    samples: int = 0
     loaded: bool = False
 
 
 @dataclass(frozen=True)
 class FileLoader:
-    """Batches of the effective size, each pass in a new order; can be read again and again. A pass draws its order from
-    torch's global random numbers, as a DataLoader's. Its front fills up the last batch. As torchdata's
-    StatefulDataLoader it can go on where a pass stopped, without making what was given again."""
+    """Batches of the effective size, each pass in a new order, as often as one likes.
+
+    A pass draws its order from torch's global random numbers, as a DataLoader does. The beginning
+    of the order fills up the last batch. Like torchdata's StatefulDataLoader it can go on where a
+    pass stopped, without making the batches before.
+
+    Attributes:
+        mask_id: hides tokens at random, which become labels (masked language models).
+        notes: what the user should know about how the samples were made, a sentence each.
+        label_names: the numbers of classes that have names in the data.
+        zeros: further arguments of the forward, zero for each token.
+        ahead: make the next batch while one is used: for samples that take long.
+        lengths: of samples that can be packed, before they are.
+        form: the fields of the rows that were read, as "prompt+completion".
+        blank: a column of the samples that is to be filled before training, [samples, ...].
+    """
 
     samples: Samples
     batch_size: int
-    mask_id: int | None = (
-        None  # hides tokens at random, which become labels (masked language models)
-    )
-    # what the user should know about how the samples were made, a sentence each
+    mask_id: int | None = None
     notes: tuple[str, ...] = ()
-    # the numbers of classes that have names in the data
     label_names: Mapping[str, int] = field(default_factory=dict)
-    zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
-    ahead: bool = False  # make the next batch while one is used: of samples that take long
-    lengths: Lengths | None = None  # of what can be packed, before it is
-    form: str | None = None  # the fields of the rows that were read, as "prompt+completion"
-    # A column of the samples that is to be filled before training, [samples, ...].
+    zeros: tuple[str, ...] = ()
+    ahead: bool = False
+    lengths: Lengths | None = None
+    form: str | None = None
     blank: torch.Tensor | None = field(default=None, compare=False)
     _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:
         return math.ceil(len(self.samples) / self.batch_size)
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         place = self._place
         if not place.loaded or place.seed is None:
             place.seed = int(torch.randint(_MOST_SEED, ()))
             place.samples = 0
         place.loaded = False
 
+        total = len(self) * self.batch_size
         generator = torch.Generator().manual_seed(place.seed)
         order = torch.randperm(len(self.samples), generator=generator)
-        order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
+        repeats = math.ceil(total / len(order))
+        order = order.repeat(repeats)[:total]
+
         begun = place.samples // self.batch_size
-        batches = self._batches(order[: len(self) * self.batch_size], generator, place.samples)
+        batches = self._batches(order, generator, place.samples)
         for number, batch in enumerate(batches, begun + 1):
             place.samples = number * self.batch_size
             yield batch
 
     def with_blank(self, name: str) -> "FileLoader":
-        """The same with a column of the two texts of each sample, to be filled."""
+        """The same with a column of zeros for the two texts of each sample, to be filled."""
         assert isinstance(self.samples, Twins), "only two texts have one"
         blank = torch.zeros(len(self.samples), 2)
         return replace(self, samples=self.samples.with_column(name, blank), blank=blank)
 
-    def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Every sample once, in the file's order, without a draw from torch's global random numbers."""
-        return self._batches(
-            torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED)
-        )
+    def in_order(self) -> Iterator[Batch]:
+        """Every sample once, in the file's order, without torch's global random numbers."""
+        return self._batches(torch.arange(len(self.samples)), _evaluation_generator())
 
-    def longest(self) -> dict[str, torch.Tensor] | None:
+    def longest(self) -> Batch | None:
         """A batch of the longest samples; None where they have no length before they are made."""
         if not isinstance(self.samples, Ragged | Twins):
             return None
-        generator = torch.Generator().manual_seed(_EVALUATION_SEED)
-        return next(self._batches(self.samples.longest(), generator))
+        return next(self._batches(self.samples.longest(), _evaluation_generator()))
 
     def state_dict(self) -> dict[str, int | None]:
         """The pass under way, and how many samples it gave."""
         return {"seed": self._place.seed, "samples": self._place.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with that pass when the next one begins, within a batch where it has other sizes now. Raises ValueError
-        for a place that is none."""
+        """Go on with that pass when the next one begins, within a batch where sizes are others now.
+
+        Raises:
+            ValueError: the state is not one that `state_dict` gives.
+        """
         seed = state["seed"]
         samples = state["samples"]
-        if not is_whole(samples, 0) or not (
-            seed is None or (is_whole(seed, 0) and seed < _MOST_SEED)
-        ):
+        is_seed = seed is None or (is_whole(seed, 0) and seed < _MOST_SEED)
+        if not is_whole(samples, 0) or not is_seed:
             raise ValueError(f"no place: {shown(dict(state))}")
+
         self._place.seed = seed
         self._place.samples = samples
         self._place.loaded = True
 
     def _batches(
         self, order: torch.Tensor, generator: torch.Generator, samples: int = 0
-    ) -> Iterator[dict[str, torch.Tensor]]:
-        """The batches behind samples that are given; the numbers that hide tokens of those are drawn again."""
+    ) -> Iterator[Batch]:
+        """The batches of an order, from where so many samples were given."""
         given, begun = divmod(samples, self.batch_size)
-        start = given if self.mask_id is None else 0
+        # Masking draws random numbers, so batches that were given are masked again.
+        start = 0 if self.mask_id is not None else given
 
         def chunks() -> Iterator[torch.Tensor]:
             for first in range(start * self.batch_size, len(order), self.batch_size):
@@ -372,42 +453,53 @@ class FileLoader:
                 yield chunk[begun:] if first == given * self.batch_size else chunk
 
         for number, batch in enumerate(self._made(chunks()), start):
-            batch |= {name: torch.zeros_like(batch["input_ids"]) for name in self.zeros}
-            batch = batch if self.mask_id is None else masked(batch, self.mask_id, generator)
+            for name in self.zeros:
+                batch[name] = torch.zeros_like(batch["input_ids"])
+            if self.mask_id is not None:
+                batch = masked(batch, self.mask_id, generator)
             if number >= given:
                 yield batch
 
-    def _made(self, chunks: Iterator[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    def _made(self, chunks: Iterator[torch.Tensor]) -> Iterator[Batch]:
+        """The batch of each chunk; with `ahead`, one is made while the one before is used."""
         if not self.ahead:
             yield from map(self.samples.batch, chunks)
             return
+
         with ThreadPoolExecutor(1) as worker:
-            coming: Future[dict[str, torch.Tensor]] | None = None
+            coming: Future[Batch] | None = None
             for chunk in chunks:
-                ready, coming = coming, worker.submit(self.samples.batch, chunk)
+                ready = coming
+                coming = worker.submit(self.samples.batch, chunk)
                 if ready:
                     yield ready.result()
             if coming:
                 yield coming.result()
 
 
-def masked(
-    batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator
-) -> dict[str, torch.Tensor]:
-    """The batch with 15 % of the tokens to predict, and labels for those only. Existing labels mark the tokens that may
-    be chosen: not padding, not the tokenizer's own."""
+def _evaluation_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(_EVALUATION_SEED)
+
+
+def masked(batch: Batch, mask_id: int, generator: torch.Generator) -> Batch:
+    """The batch with 15 % of the tokens to predict, and labels for those only.
+
+    Existing labels mark the tokens that may be chosen: not padding, not the tokenizer's own.
+    """
     ids = batch["input_ids"]
-    eligible = (
-        batch["labels"] != IGNORED_LABEL
-        if "labels" in batch
-        else torch.ones_like(ids, dtype=torch.bool)
-    )
+    eligible = torch.ones_like(ids, dtype=torch.bool)
+    if "labels" in batch:
+        eligible = batch["labels"] != IGNORED_LABEL
+
     chosen = (torch.rand(ids.shape, generator=generator) < _CHOSEN) & eligible
     fate = torch.rand(ids.shape, generator=generator)
     candidates = ids[eligible]
     replacements = candidates[torch.randint(len(candidates), ids.shape, generator=generator)]
-    shown = ids.masked_fill(chosen & (fate < _HIDDEN), mask_id)
-    shown = torch.where(chosen & (fate >= _HIDDEN_OR_UNCHANGED), replacements, shown)
+
+    inputs = ids.masked_fill(chosen & (fate < _HIDDEN), mask_id)
+    inputs = torch.where(chosen & (fate >= _HIDDEN_OR_UNCHANGED), replacements, inputs)
+
     made = type(batch)(batch)
-    made |= {"input_ids": shown, "labels": ids.masked_fill(~chosen, IGNORED_LABEL)}
+    made["input_ids"] = inputs
+    made["labels"] = ids.masked_fill(~chosen, IGNORED_LABEL)
     return made

@@ -1,153 +1,190 @@
-"""Sound as training data: files of waves, and what is said in them or which class they are. A batch is made by the
-model's own feature extractor when it is taken."""
+"""Sound as training data: files of waves, and what is said in them or which class they are.
+
+The model's own feature extractor makes a batch when it is taken.
+"""
 
 import importlib.util
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from autofit.core.errors import InputError, as_input_error, pluralize, sentence
+from autofit.core.errors import InputError, pluralize
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
-from autofit.data.batch import IGNORED_LABEL
-from autofit.data.columnar import Stored
+from autofit.data.columnar import MediaFile, Stored
+from autofit.data.failures import failing_as, kind_of_error
 from autofit.data.labels import labels_from
-from autofit.data.options import DataOptions
+from autofit.data.options import IGNORED_LABEL, DataOptions
 from autofit.data.processors import Processing
 from autofit.data.rows import named_file, read_rows
-from autofit.data.samples import FileLoader
+from autofit.data.samples import Batch, FileLoader, share_note
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """Files of sound; the feature extractor is asked for a batch when it is taken."""
+    """Files of sound; the feature extractor is asked for a batch when it is taken.
 
-    files: Sequence[str | Stored]
+    Attributes:
+        labels: the class of each file, [files], or the tokens that are said in each.
+    """
+
+    files: Sequence[MediaFile]
     locations: Sequence[str]
-    labels: torch.Tensor | Sequence[torch.Tensor]  # the class of each, or the tokens that are said
+    labels: torch.Tensor | Sequence[torch.Tensor]
     processing: Processing
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, chosen: torch.Tensor) -> Batch:
         extractor = self.processing.processor
-        rate, indices = int(extractor.sampling_rate), chosen.tolist()
+        rate = int(extractor.sampling_rate)
+        indices = chosen.tolist()
         waves = [_wave(self.files[index], rate, self.locations[index]) for index in indices]
-        # Some pad to a length of their own unless told otherwise; others not at all.
+
+        # Some extractors pad to a length of their own unless told otherwise; others not at all.
+        options = {}
         padding = inspect.signature(extractor.__call__).parameters.get("padding")
-        options: dict[str, Any] = {} if padding is None or padding.default else {"padding": True}
-        with as_input_error(
-            lambda error: (
-                f"the model's feature extractor does not take this sound: {sentence(error)}."
-            )
-        ):
+        if padding is not None and not padding.default:
+            options["padding"] = True
+        with failing_as("the model's feature extractor does not take this sound"):
             made = extractor(waves, sampling_rate=rate, return_tensors="pt", **options)
+
         batch = {name: part for name, part in made.items() if name in self.processing.arguments}
         if isinstance(self.labels, torch.Tensor):
-            return {**batch, "labels": self.labels[chosen]}
-        said = [self.labels[index] for index in indices]
-        return {
-            **batch,
-            "labels": pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL),
-        }
+            batch["labels"] = self.labels[chosen]
+        else:
+            said = [self.labels[index] for index in indices]
+            batch["labels"] = pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL)
+        return batch
 
     def largest_id(self) -> int:
-        said = () if isinstance(self.labels, torch.Tensor) else self.labels
-        return max((int(row.max()) for row in said if len(row)), default=0)
+        if isinstance(self.labels, torch.Tensor):  # classes are no tokens
+            return 0
+        return max((int(said.max()) for said in self.labels if len(said)), default=0)
 
 
 def sound_loader(
     workload: Workload, path: Path, tokenizer: Any, processing: Processing, options: DataOptions
 ) -> FileLoader:
-    """The loader of a file whose rows name files of sound, for a model with that feature extractor."""
+    """The loader of a file whose rows name files of sound, for a model with that extractor."""
     for package in ("soundfile", "soxr"):
         if importlib.util.find_spec(package) is None:
             message = (
                 f"{path} names files of sound, which {package} reads, and it is not installed."
             )
             raise InputError(message, "Install both that are needed: pip install soundfile soxr.")
+
     task = TASKS[workload.task]
     rows = read_rows(path, task.rows)
     folder = path if path.is_dir() else path.parent
-    located = list(zip(rows.columns["audio"], rows.locations, strict=True))
-    files = [named_file(name, folder, location, "sound") for name, location in located]
-    seconds = [_seconds(file, location) for file, (_, location) in zip(files, located, strict=True)]
-    notes = list(rows.notes)
-    longest = getattr(processing.processor, "chunk_length", None)
-    if longest and (cut := sum(each > longest for each in seconds)):
-        notes.append(f"cut to {longest} s of sound: {cut} of {pluralize(len(files), 'sample')}.")
-    shape: tuple[int, ...] = getattr(workload.batch, "shape", ())
-    if len(shape) == 1 and max(seconds) > (
-        measured := shape[0] / processing.processor.sampling_rate
-    ):
-        of_sound = (
-            f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
-        )
-        notes.append(
-            f"{of_sound}: training may need more memory, and more time, than was measured."
-        )
+    files = []
+    for name, location in zip(rows.columns["audio"], rows.locations, strict=True):
+        files.append(named_file(name, folder, location, "sound"))
+    seconds = list(map(_seconds, files, rows.locations))
 
+    notes = [*rows.notes, *_length_notes(workload, processing, seconds)]
     size = workload.effective_batch_size
     if task.classifies:
         classes = labels_from(rows.columns["label"], rows.locations, options.labels)
         samples = Recordings(files, rows.locations, classes.numbers, processing)
         return FileLoader(samples, size, notes=tuple(notes), label_names=classes.names, ahead=True)
 
-    said, note = _said(
-        tokenizer, rows.columns["transcript"], processing.start, workload.sequence_length
-    )
-    notes += note
+    texts = rows.columns["transcript"]
+    said = _said(tokenizer, texts, processing.start, workload.sequence_length, notes)
     samples = Recordings(files, rows.locations, said, processing)
     if processing.samples_a_label:
-        samples, note = _long_enough(samples, seconds, processing.samples_a_label)
-        notes += note
+        samples = _long_enough(samples, seconds, processing.samples_a_label, notes)
     return FileLoader(samples, size, notes=tuple(notes), ahead=True)
 
 
+def _length_notes(workload: Workload, processing: Processing, seconds: list[float]) -> list[str]:
+    """Notes on sound that is cut, or longer than what a search measured."""
+    notes = []
+    most = getattr(processing.processor, "chunk_length", None)
+    if most:
+        cut = sum(length > most for length in seconds)
+        if cut:
+            notes.append(share_note(f"cut to {most} s of sound", cut, len(seconds)))
+
+    shape: tuple[int, ...] = getattr(workload.batch, "shape", ())
+    if len(shape) == 1:
+        longest = max(seconds)
+        measured = shape[0] / processing.processor.sampling_rate
+        if longest > measured:
+            notes.append(
+                f"sound is up to {longest:.3g} s long, and that of a search {measured:.3g} s: "
+                "training may need more memory, and more time, than was measured."
+            )
+    return notes
+
+
 def _said(
-    tokenizer: Any, texts: list[str], start: int | None, length: int | None
-) -> tuple[list[torch.Tensor], list[str]]:
-    """The tokens of transcripts, without the one that the model itself begins with, cut to the length; and notes."""
-    rows = [list(row) for row in tokenizer(texts, verbose=False)["input_ids"]]
-    rows = [row[1:] if row[:1] == [start] else row for row in rows]
-    notes, unknown = [], tokenizer.unk_token_id
-    if unknown is not None and (strange := sum(unknown in row for row in rows)):
-        notes.append(
-            f"with characters that the tokenizer does not know: {strange} of {pluralize(len(rows), 'sample')}."
-        )
-    if cut := sum(length is not None and len(row) > length for row in rows):
-        notes.append(f"cut to {length} tokens: {cut} of {pluralize(len(rows), 'sample')}.")
-    return [torch.tensor(row[:length], dtype=torch.long) for row in rows], notes
+    tokenizer: Any, texts: list[str], start: int | None, length: int | None, notes: list[str]
+) -> list[torch.Tensor]:
+    """The tokens of each transcript, cut to the length.
+
+    Args:
+        start: the token that the model itself begins with, which is left out.
+        notes: gets notes on transcripts that are cut, or that the tokenizer cannot write.
+    """
+    said = []
+    unknown = 0
+    cut = 0
+    for tokens in tokenizer(texts, verbose=False)["input_ids"]:
+        row = list(tokens)
+        if row[:1] == [start]:
+            row = row[1:]
+        unknown += tokenizer.unk_token_id in row
+        cut += length is not None and len(row) > length
+        said.append(torch.tensor(row[:length], dtype=torch.long))
+
+    if unknown:
+        what = "with characters that the tokenizer does not know"
+        notes.append(share_note(what, unknown, len(said)))
+    if cut:
+        notes.append(share_note(f"cut to {length} tokens", cut, len(said)))
+    return said
 
 
 def _long_enough(
-    samples: Recordings, seconds: list[float], samples_a_label: int
-) -> tuple[Recordings, list[str]]:
-    """The recordings that have an output of the model for each of their labels, and one between equal ones, without
-    which a CTC loss is infinite."""
+    samples: Recordings, seconds: list[float], samples_a_label: int, notes: list[str]
+) -> Recordings:
+    """The recordings for which a CTC loss is finite.
+
+    They have an output of the model for each of their labels, and one between equal ones.
+    """
     rate = int(samples.processing.processor.sampling_rate)
-    needed = [len(said) + int((said[1:] == said[:-1]).sum()) for said in samples.labels]
-    kept = [n for n, each in enumerate(seconds) if int(each * rate) // samples_a_label > needed[n]]
-    if len(kept) == len(samples):
-        return samples, []
-    of_all = pluralize(len(samples), "sample")
+    kept = []
+    for number, said in enumerate(samples.labels):
+        needed = len(said) + int((said[1:] == said[:-1]).sum())
+        if int(seconds[number] * rate) // samples_a_label > needed:
+            kept.append(number)
+
+    left_out = len(samples) - len(kept)
+    if not left_out:
+        return samples
     if not kept:
+        of_all = pluralize(len(samples), "sample")
         message = f"no sound is long enough for what is said in it, in {of_all}."
         raise InputError(message, "Check that files and transcripts belong together.")
-    files, locations, labels = samples.files, samples.locations, samples.labels
-    note = f"left out, too short for what is said in them: {len(samples) - len(kept)} of {of_all}."
-    parts = [files[n] for n in kept], [locations[n] for n in kept], [labels[n] for n in kept]
-    return Recordings(*parts, samples.processing), [note]
+
+    notes.append(share_note("left out, too short for what is said in them", left_out, len(samples)))
+    parts: dict[str, Any] = {}
+    for name in ("files", "locations", "labels"):
+        values = getattr(samples, name)
+        parts[name] = [values[number] for number in kept]
+    return replace(samples, **parts)
 
 
-def _seconds(file: str | Stored, location: str) -> float:
-    """How long a file of sound is, by its head."""
+def _seconds(file: MediaFile, location: str) -> float:
+    """How long a file of sound is, as its head says."""
     import soundfile
 
     with _readable(file, location):
@@ -157,7 +194,7 @@ def _seconds(file: str | Stored, location: str) -> float:
     return seconds
 
 
-def _wave(file: str | Stored, rate: int, location: str) -> Any:
+def _wave(file: MediaFile, rate: int, location: str) -> Any:
     """The mean of a file's channels at a rate."""
     import soundfile
     import soxr
@@ -167,13 +204,12 @@ def _wave(file: str | Stored, rate: int, location: str) -> Any:
         return soxr.resample(wave.mean(axis=1), found, rate)
 
 
-def _opened(file: str | Stored) -> Any:
+def _opened(file: MediaFile) -> Any:
     return file.source() if isinstance(file, Stored) else file
 
 
-def _readable(file: str | Stored, location: str) -> Any:
-    message = f"{location}: the sound {file} cannot be read: {{}}.".format
-    return as_input_error(
-        lambda error: message(type(error).__name__),
-        "Repair or remove it; WAV, FLAC, Ogg and MP3 are read.",
-    )
+def _readable(file: MediaFile, location: str) -> AbstractContextManager[None]:
+    """Raises InputError where a file of sound cannot be read inside."""
+    problem = f"{location}: the sound {file} cannot be read"
+    remedy = "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."
+    return failing_as(problem, remedy, reason=kind_of_error)

@@ -1,4 +1,4 @@
-"""Text as training data: rows become samples, packed into whole sequences or padded within a batch."""
+"""Text as training data: rows become samples, packed into sequences or padded in a batch."""
 
 import json
 from pathlib import Path
@@ -23,12 +23,20 @@ from autofit.data.rows import (
     open_preferences,
     open_rows,
 )
-from autofit.data.samples import FileLoader, Lengths, Packed, Ragged, Twins
+from autofit.data.samples import (
+    FileLoader,
+    Lengths,
+    Packed,
+    Ragged,
+    Twins,
+    share_note,
+    span_lengths,
+)
 from autofit.data.token_files import Joined, Tokens
 from autofit.data.tokenised import Tokenised, tokenised
 from autofit.data.tokens import Encoding
 
-_WASTE = 0.2  # of what batches hold: more padding than this is told
+_WASTE = 0.2  # share of padding in batches above which users are told
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
@@ -50,9 +58,10 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         return open_rows(path, task.rows, by_line=options.packing is False)
 
     reading = reopened()
+    is_chat = reading.form == MESSAGES
     packing = reading.form == TEXT if options.packing is None else options.packing
     chat_notes = []
-    if reading.form == MESSAGES:
+    if is_chat:
         chat_notes = _prepare_chat_template(tokenizer, reading.first, options.learn)
 
     found = tokenised(
@@ -65,77 +74,49 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         progress=options.progress,
     )
     if not len(found.ids):
-        raise InputError(
-            f"the data in {path} holds no text.", "Give at least one line that has some."
-        )
+        message = f"the data in {path} holds no text."
+        raise InputError(message, "Give at least one line that has some.")
 
     notes = [*found.notes, *chat_notes]
-    if reading.form == MESSAGES:
+    if is_chat:
         notes += _chat_notes(tokenizer, found, options.learn)
     elif task.predicts_next_token and tokenizer.eos_token_id is None and found.rows > 1:
         notes.append("the tokenizer has no end-of-text token, so where a text ends is not learnt.")
     if found.cut:
-        notes.append(f"cut to {length} tokens: {found.cut} of {pluralize(found.rows, 'sample')}.")
+        notes.append(share_note(f"cut to {length} tokens", found.cut, found.rows))
 
-    samples: Packed | Ragged
-    spans = found.spans
     padding = tokenizer.pad_token_id or 0
-    by_token: dict[str, Tokens] = {"input_ids": found.ids}
     if found.form == TWINS:
-        assert found.labels is not None, "the second texts"
-        both = torch.cat([spans, found.label_spans + len(found.ids)])
-        texts = Ragged({"input_ids": Joined(found.ids, found.labels)}, both, padding)
-        return FileLoader(
-            Twins(texts),
-            size,
-            notes=tuple(notes),
-            lengths=_lengths_of_twins(both, size),
-            form="+".join(found.form),
-        )
-
+        return _twins_loader(found, padding, size, notes)
     if are_answers:
         return _answer_loader(found, padding, size, notes)
 
+    samples: Packed | Ragged
     if packing:
-        if found.labels is not None:
-            by_token["labels"] = found.labels
-        begins = spans[spans[:, 0] < spans[:, 1], 0] if options.apart else None
-        samples = Packed.of(by_token, length, begins)
+        samples = _packed(found, length, apart=options.apart)
         has_labels = samples.has_labels(shifted=task.predicts_next_token)
     else:
+        samples = _padded(found, padding)
         has_labels = found.is_learnt
-        if found.form == ANSWERS:
-            if found.types is not None:
-                by_token["token_type_ids"] = found.types
-            samples = Ragged(by_token, spans, padding, _ends_of_answers(found), found.label_spans)
-        elif found.classes is not None:
-            if found.types is not None:
-                by_token["token_type_ids"] = found.types
-            samples = Ragged(by_token, spans, padding, {"labels": found.classes})
-        else:
-            by_token["labels"] = found.ids if found.labels is None else found.labels
-            targets_apart = found.label_spans if found.form == PAIR else None
-            samples = Ragged(by_token, spans, padding, label_spans=targets_apart)
 
     if not has_labels.any():
+        message = f"no sample of {path} has a label to learn within {length} tokens."
         remedy = "Search with a longer sequence length, or check what is to be learnt."
-        raise InputError(
-            f"no sample of {path} has a label to learn within {length} tokens.", remedy
-        )
-    if dropped := int((~has_labels).sum()):
-        of_all = pluralize(len(has_labels), "sample")
-        notes.append(
-            f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}."
-        )
+        raise InputError(message, remedy)
+    dropped = int((~has_labels).sum())
+    if dropped:
+        what = f"left out, without a label to learn within {length} tokens"
+        notes.append(share_note(what, dropped, len(has_labels)))
         samples = samples.only(has_labels)
 
     lengths = None
     if task.packs:
-        if isinstance(samples, Ragged):
-            spans = samples.spans
-        lengths = Lengths.of((spans[:, 1] - spans[:, 0]).clamp(1, length), size)
-        if not packing and (note := padding_note(lengths, size)):
+        spans = samples.spans if isinstance(samples, Ragged) else found.spans
+        lengths = Lengths.of(span_lengths(spans).clamp(1, length), size)
+        note = None if packing else padding_note(lengths, size)
+        if note:
             notes.append(note)
+
     return FileLoader(
         samples,
         size,
@@ -148,56 +129,110 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     )
 
 
+def _packed(found: Tokenised, length: int, *, apart: bool) -> Packed:
+    """All texts in a row; `apart`: they do not see one another."""
+    tokens: dict[str, Tokens] = {"input_ids": found.ids}
+    if found.labels is not None:
+        tokens["labels"] = found.labels
+
+    begins = None
+    if apart:
+        is_filled = span_lengths(found.spans) > 0
+        begins = found.spans[is_filled, 0]
+    return Packed.of(tokens, length, begins)
+
+
+def _padded(found: Tokenised, padding: int) -> Ragged:
+    """Each row as a sample. Labels are a class, places in the row, or tokens."""
+    tokens: dict[str, Tokens] = {"input_ids": found.ids}
+    per_sample = {}
+    label_spans = None
+    if found.form == ANSWERS:
+        per_sample = _ends_of_answers(found)
+        label_spans = found.label_spans
+    elif found.classes is not None:
+        per_sample["labels"] = found.classes
+    else:
+        tokens["labels"] = _label_tokens(found)
+        if found.form == PAIR:
+            label_spans = found.label_spans
+
+    if found.types is not None:
+        tokens["token_type_ids"] = found.types
+    return Ragged(tokens, found.spans, padding, per_sample, label_spans)
+
+
+def _label_tokens(found: Tokenised) -> Tokens:
+    return found.ids if found.labels is None else found.labels
+
+
+def _twins_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
+    """The loader of rows of two texts."""
+    assert found.labels is not None, "the second texts"
+    tokens = Joined(found.ids, found.labels)
+    second_spans = found.label_spans + len(found.ids)
+    spans = torch.cat([found.spans, second_spans])
+
+    texts = Ragged({"input_ids": tokens}, spans, padding)
+    return _loader_of_twins(Twins(texts), found, size, notes)
+
+
 def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
     """The loader of prompts with two answers each, which are rows one after the other."""
-    labels = found.ids if found.labels is None else found.labels
     are_learnt = found.is_learnt.view(-1, 2).all(dim=1)
     if not are_learnt.any():
-        raise InputError(
-            "no sample of the data has two answers within the sequence length.",
-            "Search with a longer sequence length.",
-        )
-    if left_out := int((~are_learnt).sum()):
-        of_all = pluralize(len(are_learnt), "sample")
-        notes = [*notes, f"left out, without room for both answers: {left_out} of {of_all}."]
+        message = "no sample of the data has two answers within the sequence length."
+        raise InputError(message, "Search with a longer sequence length.")
+    left_out = int((~are_learnt).sum())
+    if left_out:
+        note = share_note("left out, without room for both answers", left_out, len(are_learnt))
+        notes = [*notes, note]
 
+    # The first answer of every prompt, then the second of every one.
     pairs = found.spans.view(-1, 2, 2)[are_learnt]
     spans = pairs.transpose(0, 1).flatten(0, 1)
-    texts = Ragged({"input_ids": found.ids, "labels": labels}, spans, padding)
+
+    tokens = {"input_ids": found.ids, "labels": _label_tokens(found)}
+    texts = Ragged(tokens, spans, padding)
     per_sample = {}
     if found.classes is not None:
         per_sample["desirable"] = found.classes.view(-1, 2)[are_learnt, 0]
+    return _loader_of_twins(Twins(texts, per_sample), found, size, notes)
+
+
+def _loader_of_twins(samples: Twins, found: Tokenised, size: int, notes: list[str]) -> FileLoader:
+    # The first text of every sample, then the second of every one.
+    lengths = span_lengths(samples.texts.spans).view(2, -1).t()
     return FileLoader(
-        Twins(texts, per_sample),
+        samples,
         size,
         notes=tuple(notes),
-        lengths=_lengths_of_twins(spans, size),
+        lengths=Lengths.of(lengths, size),
         form="+".join(found.form),
     )
 
 
-def _lengths_of_twins(spans: torch.Tensor, size: int) -> Lengths:
-    """Of two texts to a sample: the first of every sample, then the second of every one."""
-    lengths = spans[:, 1] - spans[:, 0]
-    return Lengths.of(lengths.view(2, -1).t(), size)
-
-
 def padding_note(lengths: Lengths, batch_size: int) -> str | None:
-    """How much of what padded batches hold is padding, and what packing would bring; None where it is little."""
+    """How much of what padded batches hold is padding, and what packing would bring; None where it
+    is little."""
     if lengths.padding <= _WASTE or lengths.samples < batch_size:
         return None
+
+    gain = 1 / (1 - lengths.padding)
     return (
-        f"{lengths}: {100 * lengths.padding:.0f} % of what padded batches hold is padding. With --packing about "
-        f"{1 / (1 - lengths.padding):.1f} times as many tokens that count take the same time, but samples see those "
-        "before them."
+        f"{lengths}: {100 * lengths.padding:.0f} % of what padded batches hold is padding. With "
+        f"--packing about {gain:.1f} times as many tokens that count take the same time, but samples "
+        "see those before them."
     )
 
 
 def _ends_of_answers(found: Tokenised) -> dict[str, torch.Tensor]:
-    """The first and the last token of each answer; anything where there is none."""
+    """The first and the last token of each answer; anything where an answer is cut off."""
     assert found.labels is not None, "every answer that is not cut off has both"
     starts = found.label_spans[:, 0]
-    places = torch.cat([found.labels[: len(found.labels)], torch.zeros(2, dtype=torch.long)])
+    # Behind all others, for cut answers at the end.
+    spare = torch.zeros(2, dtype=torch.long)
+    places = torch.cat([found.labels[: len(found.labels)], spare])
     return {"start_positions": places[starts], "end_positions": places[starts + 1]}
 
 
@@ -205,16 +240,21 @@ def _prepare_chat_template(tokenizer: Any, first: FirstRow, learn: str) -> list[
     """Give a tokenizer without a chat template a simple one; returns notes for the user.
 
     Raises:
-        InputError: the assistant's turns are to be learnt alone, and the template does not show where they are.
+        InputError: the assistant's turns are to be learnt alone, and the template does not show
+            where they are.
     """
     notes = []
     if tokenizer.chat_template is None:
         tokenizer.chat_template = CHAT_TEMPLATE
         notes.append(
-            "the tokenizer has no chat template: a turn is written as its role, a line break and its text."
+            "the tokenizer has no chat template: a turn is written as its role, a line break and "
+            "its text."
         )
+
     tools = first.row.get("tools")
-    _end_of_turn(tokenizer, learn, tools if isinstance(tools, list) and tools else None)
+    if not isinstance(tools, list) or not tools:
+        tools = None
+    _end_of_turn(tokenizer, learn, tools)  # raises
     return notes
 
 
@@ -224,7 +264,7 @@ def _chat_notes(tokenizer: Any, found: Tokenised, learn: str) -> list[str]:
     tools = None
     count, shown = found.tools
     if shown is not None:
-        messages, tools = map(json.loads, shown)
+        messages, tools = [json.loads(part) for part in shown]
         if not ChatTemplate(tokenizer).shows_tools(messages, tools):
             of_all = pluralize(found.rows, "row")
             notes.append(f"the chat template leaves out the tools, which {count} of {of_all} have.")

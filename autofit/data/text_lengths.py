@@ -1,4 +1,4 @@
-"""How long texts are that are padded on the right, and batches without what all of their texts pad."""
+"""How long texts are that are padded on the right, and batches cut to their longest text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,21 +16,27 @@ def text_lengths(batch: Any, cut: Cut | None = None) -> torch.Tensor | None:
     None where no mask on the host tells them, or all are as long.
     """
     mask = labels_of(batch, "attention_mask")
-    if not isinstance(batch, Mapping) or mask is None or mask.dim() < 2 or not has_rows(batch, cut):
+    if not isinstance(batch, Mapping) or mask is None or mask.dim() < 2:
+        return None
+    if not has_rows(batch, cut):
         return None
     if mask.device.type != "cpu":  # to ask a card would wait for it
         return None
 
-    ends = (mask != 0) * torch.arange(1, mask.shape[-1] + 1)
+    width = mask.shape[-1]
+    ends = (mask != 0) * torch.arange(1, width + 1)
     lengths = ends.flatten(1).amax(dim=1)
-    return None if bool((lengths == mask.shape[-1]).all()) else lengths
+    return None if bool((lengths == width).all()) else lengths
 
 
 def cut_to(batch: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """The batch with so many tokens of each text."""
     width = batch["attention_mask"].shape[-1]
-    cut = {}
-    for name, value in batch.items():
-        is_cut = name in _COLUMNS and isinstance(value, torch.Tensor) and value.dim() > 1
-        cut[name] = value[..., :tokens] if is_cut and value.shape[-1] == width else value
+    cut = dict(batch)
+    for name in _COLUMNS:
+        value = batch.get(name)
+        if not isinstance(value, torch.Tensor) or value.dim() < 2:
+            continue
+        if value.shape[-1] == width:
+            cut[name] = value[..., :tokens]
     return cut

@@ -1,8 +1,8 @@
 """Rows that are written as text: JSON lines, a JSON document, CSV and its like.
 
 Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text
-"007" becomes 7.0, "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and
-its errors lose the line.
+"007" becomes 7.0, "NA" null, a date a timestamp), shifts CSV rows that are too long by a column,
+and its errors lose the line.
 """
 
 import csv
@@ -35,20 +35,25 @@ _NO_JSON = object()
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a file, of which each that is not blank is a row: JSON, or a text."""
+    """Whole lines of a file, of which each that is not blank is a row: JSON, or a text.
+
+    Attributes:
+        first: the number of the first line.
+    """
 
     path: Path
-    first: int  # the number of the first one
+    first: int
     text: str
     is_json: bool
 
     def __iter__(self) -> Iterator[Located]:
         number = self.first
         start = 0
-        while start < len(self.text):  # no list of all lines, which is as large as the text
+        while start < len(self.text):  # a list of all lines would be as large as the text
             end = self.text.find("\n", start)
             if end < 0:
                 end = len(self.text)
+
             line = self.text[start:end]
             if line.strip():
                 location = f"{self.path}, line {number}"
@@ -66,9 +71,12 @@ def lines_source(file: TextFile, *, is_json: bool = True) -> RowSource:
             yield Lines(file.path, first, block, is_json), position
             first += block.count("\n")
 
-    rows = (row for lines, _ in parts() for row in lines)
+    def rows() -> Iterator[Located]:
+        for lines, _ in parts():
+            yield from lines
+
     remedy = "Every line needs them." if is_json else ""
-    return RowSource(rows, remedy, parts=parts, size=file.size)
+    return RowSource(rows(), remedy, parts=parts, size=file.size)
 
 
 def whole_text_source(file: TextFile) -> RowSource:
@@ -125,23 +133,26 @@ def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSo
         return None
 
     if _is_lines(file):
-        lines = (line for line in file.lines() if line.strip())
-        seen = [_parsed(line) for line in itertools.islice(lines, _SEEN)]
-        return lines_source(file) if all(isinstance(row, Mapping) for row in seen) else None
+        for line in itertools.islice(_filled_lines(file), _SEEN):
+            if not isinstance(_parsed(line), Mapping):
+                return None
+        return lines_source(file)
 
     document = _parsed(file.read())
     if document is _NO_JSON:
         return None
+
     rows = _rows_of_document(file.path, document, wanted, notes)
     if isinstance(document, Mapping):  # which may be of any kind, such as a program's settings
-        rows = [document] if rows is None else rows
+        if rows is None:
+            rows = [document]
         if not isinstance(rows[0], Mapping) or not wanted.fits(rows[0]):
             return None
     return None if rows is None else _numbered(file.path, rows)
 
 
 def _beginning(file: TextFile) -> str:
-    """The text from its first character that is not blank, as far as the part that has it goes on."""
+    """The beginning of a text without blanks, with the rest of the part that it is in."""
     begun = ""
     for part, _ in file.parts():
         begun = (begun + part).lstrip()
@@ -150,9 +161,16 @@ def _beginning(file: TextFile) -> str:
     return begun
 
 
+def _filled_lines(file: TextFile) -> Iterator[str]:
+    """The lines that are not blank."""
+    for line in file.lines():
+        if line.strip():
+            yield line
+
+
 def _is_lines(file: TextFile) -> bool:
-    """Whether the first line is JSON by itself, and not all there is."""
-    lines = (line for line in file.lines() if line.strip())
+    """Whether the first line is JSON by itself, and others follow."""
+    lines = _filled_lines(file)
     first = next(lines, "")
     return next(lines, None) is not None and _parsed(first) is not _NO_JSON
 
@@ -172,34 +190,36 @@ def _rows_of_document(
 ) -> Sequence[Any] | None:
     """The rows that a JSON document holds; None where it is a row itself, or something else."""
     if isinstance(document, list):
-        has_rows = bool(document) and isinstance(document[0], Mapping)
-        return document if has_rows or _is_document(path) else None
+        return document if _has_rows(document) or _is_document(path) else None
     if not isinstance(document, Mapping):
         return None
 
-    if columns := _columns(document):
+    columns = _columns(document)
+    if columns:
         records = zip(*columns.values(), strict=True)
         return [dict(zip(columns, record, strict=True)) for record in records]
     if wanted.fits(document):
         return None
 
-    lists: dict[str, Sequence[Any]] = {}
-    for name, value in document.items():
-        is_of_rows = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-        if is_of_rows and name not in _LISTS:
-            lists[name] = value
-    if len(lists) == 1:
-        return next(iter(lists.values()))
-    if "train" in lists:
-        left = ", ".join(name for name in lists if name != "train")
-        notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
-        return lists["train"]
-    if lists:
-        message = (
-            f"{path} holds several lists of rows ({', '.join(lists)}), and none is named train."
-        )
+    names = [name for name in document if name not in _LISTS]
+    lists: dict[str, list[Any]] = {
+        name: document[name] for name in names if _has_rows(document[name])
+    }
+    if len(lists) <= 1:
+        return next(iter(lists.values()), None)
+
+    if "train" not in lists:
+        several = ", ".join(lists)
+        message = f"{path} holds several lists of rows ({several}), and none is named train."
         raise InputError(message, "Give a file with one of them.")
-    return None
+    left = ", ".join(name for name in lists if name != "train")
+    notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
+    return lists["train"]
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether it is a list that begins with an object."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
@@ -214,6 +234,7 @@ def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
             if cells.keys() != first.keys() or not all(key.isdecimal() for key in cells):
                 return None
             cells = list(cells.values())
+
         if not isinstance(cells, list) or not cells:
             return None
         if name in _LISTS and not all(isinstance(cell, list | None) for cell in cells):
@@ -222,9 +243,8 @@ def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
             return None
         columns[name] = cells
 
-    if len({len(cells) for cells in columns.values()}) != 1:
-        return None
-    return columns
+    lengths = {len(cells) for cells in columns.values()}
+    return columns if len(lengths) == 1 else None
 
 
 def _parsed(text: str) -> Any:
@@ -236,6 +256,7 @@ def _parsed(text: str) -> Any:
 
 
 def _json(text: str, location: str) -> Any:
+    """The value of a JSON text; an InputError where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
@@ -248,8 +269,9 @@ def _json(text: str, location: str) -> Any:
 def csv_source(file: TextFile, wanted: Wanted, usual: str) -> RowSource:
     """Rows under a header; labels that are whole numbers become numbers.
 
-    The delimiter is the usual one of the file's suffix, unless only another one makes a header of the
-    columns that are wanted.
+    Args:
+        usual: the delimiter that the file's suffix stands for. Another one is taken where only that
+            makes a header of the wanted columns.
     """
     path = file.path
     delimiter = usual
@@ -263,41 +285,42 @@ def csv_source(file: TextFile, wanted: Wanted, usual: str) -> RowSource:
         columns = list(reader.fieldnames or ())
     except csv.Error as error:
         raise InputError(f"{path}, line 1 is not CSV: {error}.", "Correct the line.") from error
-    names = ", ".join(columns)
-    twice = [name for name in columns if columns.count(name) > 1 and name in wanted.names]
-    if twice:
-        message = f"{path}, line 1 names the column {twice[0]} twice."
-        raise InputError(message, "Rename one of them.")
 
-    def rows() -> Iterator[tuple[str, Any]]:
+    for name in columns:
+        if columns.count(name) > 1 and name in wanted.names:
+            message = f"{path}, line 1 names the column {name} twice."
+            raise InputError(message, "Rename one of them.")
+
+    def rows() -> Iterator[Located]:
         try:
             for row in reader:
                 location = f"{path}, line {reader.line_num}"
-                if None in row:  # under which csv puts fields without a column
-                    message = (
-                        f"{location} has more fields than the {len(columns)} of the first line."
-                    )
-                    remedy = f"Put text that holds {delimiter!r} in quotation marks."
-                    raise InputError(message, remedy)
-                if delimiter == "\t" and any(
-                    "\t" in cell and "\n" in cell for cell in row.values() if cell
-                ):
-                    message = (
-                        f"{location} ends a field in quotation marks that holds tabs and lines."
-                    )
-                    raise InputError(
-                        message, "Double the quotation marks that are text, or give CSV."
-                    )
+                _check_fields(row, len(columns), location, delimiter)
                 if "label" in row:
                     row["label"] = _number_or_name(row["label"])
                 yield location, row
         except csv.Error as error:
             message = f"{path}, line {reader.reader.line_num} is not CSV: {error}."
-            raise InputError(
-                message, "Correct the line; a field holds 131072 characters at most."
-            ) from error
+            remedy = "Correct the line; a field holds 131072 characters at most."
+            raise InputError(message, remedy) from error
 
+    names = ", ".join(columns)
     return RowSource(rows(), f"The first line must name the columns; it names {names}.")
+
+
+def _check_fields(row: Mapping[Any, Any], columns: int, location: str, delimiter: str) -> None:
+    """Raise InputError for a row of CSV that its quotation marks, or missing ones, broke."""
+    if None in row:  # the key under which csv puts fields without a column
+        message = f"{location} has more fields than the {columns} of the first line."
+        raise InputError(message, f"Put text that holds {delimiter!r} in quotation marks.")
+
+    if delimiter != "\t":
+        return
+    for cell in row.values():
+        if cell and "\t" in cell and "\n" in cell:
+            message = f"{location} ends a field in quotation marks that holds tabs and lines."
+            remedy = "Double the quotation marks that are text, or give CSV."
+            raise InputError(message, remedy)
 
 
 def plain_delimiter(file: TextFile, wanted: Wanted) -> str | None:
@@ -310,6 +333,7 @@ def plain_delimiter(file: TextFile, wanted: Wanted) -> str | None:
         is_plain = len(names) > 1 and all(_COLUMN_NAME.fullmatch(name) for name in names)
         if not is_plain or not _fits(names, wanted):
             continue
+
         reader = csv.reader(_with_ends(file), delimiter=delimiter, strict=True)
         try:
             records = [record for record in itertools.islice(reader, _SEEN) if record]
@@ -321,13 +345,14 @@ def plain_delimiter(file: TextFile, wanted: Wanted) -> str | None:
 
 
 def _with_ends(file: TextFile) -> Iterator[str]:
-    """The lines of a text as they are written."""
+    """The lines of a text, with their ends."""
     for block, _ in file.blocks():
         yield from io.StringIO(block)
 
 
 def _header(file: TextFile, delimiter: str) -> list[str]:
-    line = next((line for line in file.lines() if line), "")
+    """The fields of the first line that is not empty."""
+    line = next(filter(None, file.lines()), "")
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
@@ -335,12 +360,16 @@ def _header(file: TextFile, delimiter: str) -> list[str]:
 
 
 def _fits(names: Sequence[str], wanted: Wanted) -> bool:
+    """Whether rows with these columns have the fields that are needed."""
     return wanted.fits(dict.fromkeys(names, "text"))
 
 
 def _number_or_name(cell: str | None) -> str | int | float | None:
-    if cell and re.fullmatch(r"-?[0-9]{1,18}", cell):
+    """The value of a cell; None for an empty one."""
+    if not cell:
+        return None
+    if re.fullmatch(r"-?[0-9]{1,18}", cell):
         return int(cell)
-    if cell and re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
+    if re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
         return float(cell)
-    return cell or None  # an empty cell is none
+    return cell

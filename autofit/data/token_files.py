@@ -1,7 +1,7 @@
 """Token ids and labels in files: written one after the other, and read where a batch needs them.
 
-A batch is made of slices of files that may be larger than the memory, so they are neither loaded nor
-mapped: what was read once does not count as memory of the process.
+A batch is made of slices of files that may be larger than the memory, so they are neither loaded
+nor mapped: what was read once does not count as memory of the process.
 """
 
 import contextlib
@@ -62,10 +62,12 @@ class TokenFile:
         start, stop, _ = place.indices(self.count)
         size = np.dtype(self.kind).itemsize
         nbytes = max(0, stop - start) * size
+
         with readable():
             read = os.pread(self._descriptor, nbytes, start * size)
             if len(read) != nbytes:
                 raise OSError(errno.EIO, "it was cut off", str(self.path))
+
         return torch.from_numpy(np.frombuffer(read, self.kind).astype(np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class TokenFile:
 
     @functools.cached_property
     def _descriptor(self) -> int:
+        """The open file."""
         descriptor = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, descriptor)
         return descriptor
@@ -92,6 +95,7 @@ class Joined:
     def __getitem__(self, place: slice) -> torch.Tensor:
         start, stop, _ = place.indices(len(self))
         before = len(self.first)
+
         if stop <= before:
             return self.first[start:stop]
         return self.second[start - before : stop - before]
@@ -103,6 +107,7 @@ def largest(tokens: Tokens) -> int:
         return tokens.largest
     if isinstance(tokens, Joined):
         return max(largest(tokens.first), largest(tokens.second))
+
     every = tokens[: len(tokens)]
     return int(every.max()) if len(every) else 0
 
@@ -119,23 +124,27 @@ class TokenWriter:
 
     def write(self, numbers: Any) -> None:
         """Append numbers."""
-        if len(numbers):
-            self._largest = max(self._largest, int(numbers.max()))
-            with self._path.open("ab") as file:
-                file.write(numbers.astype(self._kind).tobytes())
-            self.count += len(numbers)
+        if not len(numbers):
+            return
+
+        self._largest = max(self._largest, int(numbers.max()))
+        self.count += len(numbers)
+        with self._path.open("ab") as file:
+            file.write(numbers.astype(self._kind).tobytes())
 
     def replace(self, others: Sequence[int]) -> None:
         """Write others[n] for each number n that is not negative."""
         table = np.array(others, np.int64)
         self._largest = int(table.max(initial=0))
-        if self.count:
-            numbers = np.memmap(self._path, self._kind, "r+")
-            for start in range(0, self.count, _PART):
-                part = numbers[start : start + _PART]
-                is_number = part >= 0
-                part[is_number] = table[part[is_number]]
-            numbers.flush()
+        if not self.count:  # an empty file cannot be mapped
+            return
+
+        numbers = np.memmap(self._path, self._kind, "r+")
+        for start in range(0, self.count, _PART):
+            part = numbers[start : start + _PART]
+            is_number = part >= 0
+            part[is_number] = table[part[is_number]]
+        numbers.flush()
 
     def facts(self) -> dict[str, Any]:
         """What a TokenFile is made of, but for the path."""
@@ -143,4 +152,6 @@ class TokenWriter:
 
 
 def _holds(kind: str, least: int, most: int) -> bool:
-    return np.iinfo(kind).min <= least and most <= np.iinfo(kind).max
+    """Whether a type holds all whole numbers from `least` to `most`."""
+    limits = np.iinfo(kind)
+    return limits.min <= least and most <= limits.max

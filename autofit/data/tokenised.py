@@ -1,4 +1,5 @@
-"""A data file as tokens on disk: read a block at a time, tokenised in processes where it is large, and cached."""
+"""A data file as tokens on disk: read a block at a time, tokenised in processes where it is large,
+and cached."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +18,8 @@ from autofit.data.encoder import Encoded, Encoder, Values
 from autofit.data.labels import labels_from
 from autofit.data.options import IGNORED_LABEL, LabelRule
 from autofit.data.reading_bar import ReadingBar
-from autofit.data.row_source import Block, Piece
-from autofit.data.rows import ANSWERS, TAGGED, Accounts, FirstRow, Form, Reading
+from autofit.data.row_source import Block, Blocks, Piece
+from autofit.data.rows import ANSWERS, TAGGED, Accounts, Form, Reading
 from autofit.data.token_files import TokenFile, TokenWriter, readable
 from autofit.data.tokens import Encoding, end_of_text
 from autofit.data.workers import mapped
@@ -35,9 +36,11 @@ class Tokenised:
         rows: how many the file has.
         cut: how many of them are cut to the length.
         labels: None where they are the ids.
-        spans: where each row begins and ends among the ids, [rows, 2]; label_spans: among the labels.
-        is_learnt: for each row whether it has a label that counts.
-        classes: the class of each row, its measured value, or whether its answer is good; None where rows have none.
+        spans: where each row begins and ends among the ids, [rows, 2].
+        label_spans: the same among the labels.
+        is_learnt: for each row whether it has a label that counts, [rows].
+        classes: the class of each row, its measured value, or whether its answer is good, [rows];
+            None where rows have none.
         tools: how many rows have tools, and the messages and tools of the first one, as JSON.
     """
 
@@ -73,11 +76,13 @@ def tokenised(
     """The tokens of a data file, taken from the cache when they are there.
 
     Args:
-        reading: of the file; reopened: begins to read it again.
+        reading: of the file.
+        reopened: begins to read it again.
         shifted: the first token of a row is not predicted.
         progress: show on stderr how far it is.
     """
     first = reading.first
+    tokenizer = encoding.tokenizer
     key = (
         str(path),
         content_digest(path),
@@ -88,17 +93,18 @@ def tokenised(
 
     def build(folder: Path) -> None:
         size = _bytes_of(path)
-        is_whole = not (is_byte_tokenizer(encoding.tokenizer) or encoding.tokenizer.is_fast)
         encoder = Encoder(encoding, first, shifted)
+        # Without offsets, nobody knows to which piece of a text a token belongs.
+        is_whole = not (is_byte_tokenizer(tokenizer) or tokenizer.is_fast)
         with ReadingBar("tokenising", size, shown=progress) as bar:
             try:
-                store = _Store(folder, encoding, reading.form, first)
+                store = _Store(folder, tokenizer, reading.form)
                 store.fill(reading, encoder, bar, size, is_whole=is_whole)
             except _DisagreeingPiecesError:
                 for file in folder.iterdir():
                     file.unlink()
                 again = reopened()
-                store = _Store(folder, encoding, reading.form, first)
+                store = _Store(folder, tokenizer, reading.form)
                 store.fill(again, encoder, bar, size, is_whole=True)
                 reading.notes[:] = again.notes
         store.close(rule, reading.notes)
@@ -111,35 +117,49 @@ def tokenised(
 class _Store:
     """The files of a folder, while they are written."""
 
-    def __init__(self, folder: Path, encoding: Encoding, form: Form, first: FirstRow) -> None:
+    def __init__(self, folder: Path, tokenizer: Any, form: Form) -> None:
         self._folder = folder
         self._form = form
-        self._tokenizer = encoding.tokenizer
-        most = max(encoding.tokenizer.get_vocab().values(), default=0)
-        most_label = most if form not in (ANSWERS, TAGGED) else np.iinfo(np.int32).max
+        self._tokenizer = tokenizer
+
+        most = max(tokenizer.get_vocab().values(), default=0)
+        most_label = most
+        if form in (ANSWERS, TAGGED):  # whose labels are no tokens
+            most_label = np.iinfo(np.int32).max
         self._ids = TokenWriter(folder / "ids", 0, most)
         self._labels = TokenWriter(folder / "labels", IGNORED_LABEL, most_label)
         self._types = TokenWriter(folder / "types", 0, 255)
-        self._by_row: dict[str, list[Any]] = {
-            name: [] for name in ("lengths", "label_lengths", "is_learnt", "classes")
-        }
+
+        # Arrays of one entry for each row, block by block; files are named by the keys.
+        self._by_row: dict[str, list[Any]] = {}
+        self._rows = 0
+        self._cut = 0
         self._values = Values()
         self._accounts = Accounts()
         self._tools: tuple[int, Any] = (0, None)
-        self._rows = 0
-        self._cut = 0
-        self._begun = np.zeros(0, np.int32)  # the last tokens of a row that goes on
+
+        # Of a row that goes on in the next piece: its last token and its length so far.
+        self._begun = np.zeros(0, np.int32)
         self._begun_length = 0
         self._end: Any = None  # of the piece before, as `encode_piece` gives it
 
     def fill(
         self, reading: Reading, encoder: Encoder, bar: ReadingBar, size: int, *, is_whole: bool
     ) -> None:
-        """Tokenise all blocks, and write what they hold."""
+        """Tokenise all blocks, and write what they hold.
+
+        Args:
+            size: of the files, in bytes.
+            is_whole: texts are not tokenised in pieces.
+
+        Raises:
+            _DisagreeingPiecesError: they must not be.
+        """
+        located = _whole(reading.blocks) if is_whole else reading.blocks
         positions: list[int] = []
 
         def blocks() -> Iterator[Block]:
-            for block, position in _whole(reading.blocks) if is_whole else reading.blocks:
+            for block, position in located:
                 positions.append(position)
                 yield block
 
@@ -151,30 +171,30 @@ class _Store:
             bar.update(positions[number], self._rows)
 
     def _add(self, block: Encoded) -> None:
+        """Write the rows of a block."""
         self._accounts.add(block.accounts)
         if block.piece is not None:
             self._add_piece(block, block.piece)
             return
 
-        places = [
-            self._values.number(value, location)
-            for value, location in zip(block.values.values, block.values.locations, strict=True)
-        ]
+        # The block numbers its own values; these are their numbers among those of the whole file.
+        places = np.array([self._values.number(*value) for value in block.values], np.int64)
         labels = block.labels
         if self._form == TAGGED and len(labels):
             is_tag = labels >= 0
-            labels[is_tag] = np.array(places, np.int32)[labels[is_tag]]
+            labels[is_tag] = places[labels[is_tag]]
         if block.classes is not None:
-            numbers = np.array(places, np.int64)[block.classes] if places else block.classes
-            self._by_row["classes"].append(numbers)
+            classes = places[block.classes] if len(places) else block.classes
+            self._append("classes", classes)
 
         self._ids.write(block.ids)
         self._labels.write(labels)
         self._types.write(block.types)
         self._end_rows(block.lengths, block.label_lengths, block.is_learnt)
         self._cut += block.cut
+        earlier, first = self._tools
         count, shown = block.tools
-        self._tools = (self._tools[0] + count, self._tools[1] or shown)
+        self._tools = (earlier + count, first or shown)
 
     def _add_piece(self, block: Encoded, piece: Piece) -> None:
         """Write a part of a row; its last part closes it."""
@@ -197,15 +217,19 @@ class _Store:
         self._begun_length = 0
 
     def _end_rows(self, lengths: Any, label_lengths: Any, is_learnt: Any) -> None:
-        self._by_row["lengths"].append(lengths)
-        self._by_row["label_lengths"].append(label_lengths)
-        self._by_row["is_learnt"].append(is_learnt)
+        """Note where rows end that are written."""
+        self._append("lengths", lengths)
+        self._append("label_lengths", label_lengths)
+        self._append("is_learnt", is_learnt)
         self._rows += len(lengths)
+
+    def _append(self, name: str, values: Any) -> None:
+        self._by_row.setdefault(name, []).append(values)
 
     def close(self, rule: LabelRule, file_notes: list[str]) -> None:
         """Number the classes, and write what is known of all rows."""
         names: Mapping[str, int] = {}
-        by_row = {name: np.concatenate(parts) for name, parts in self._by_row.items() if parts}
+        by_row = {name: np.concatenate(parts) for name, parts in self._by_row.items()}
         if self._values.values:
             classes = labels_from(self._values.values, self._values.locations, rule)
             names = classes.names
@@ -230,7 +254,7 @@ class _Store:
         (self._folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
-def _whole(blocks: Iterator[tuple[Block, int]]) -> Iterator[tuple[Block, int]]:
+def _whole(blocks: Blocks) -> Blocks:
     """The same blocks, with each text in one piece."""
     text = ""
     for block, position in blocks:

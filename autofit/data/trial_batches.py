@@ -1,9 +1,12 @@
-"""Batches that a loss is tried on: samples that differ, and variations of them that tell counts apart.
+"""Batches that a loss is tried on: samples that differ, and variations of them that tell counts
+apart.
 
-Samples of one length with all their labels do not tell whether a loss is a mean over samples or over labels. So some
-labels and the ends of some rows are left out, as padding would, differently in each sample and each tensor.
+Samples of one length with all their labels do not tell whether a loss is a mean over samples or
+over labels. So some labels and the ends of some rows are left out, as padding would, differently in
+each sample and each tensor.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,91 +18,117 @@ from autofit.data.layouts import layout_of
 
 TRIAL_SAMPLES = 4  # that a loss is tried on; each more takes time, and hardly tells more
 _LABELS = ("label", "target", "tags", "answer")  # in the names of tensors that hold labels
-# numbers that other tensors depend on
+# In the names of tensors with numbers that other tensors depend on.
 _POSITIONS = ("position", "length", "seq", "index", "type", "size")
 _LENGTH = 16  # tokens that rows are cut to
 _LOOKED_AT = 256  # samples among which those that differ most are found
+_Path = tuple[Any, ...]
 
 
 def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
-    """The batch with labels left out (if the loss takes that), rows ended early and masks with holes, of each sample
-    and tensor another share; and with some labels that two samples have in common."""
+    """The batch with labels left out, rows ended early and holes in masks, of each sample and
+    tensor another share; and with some labels that two samples have in common.
+
+    Args:
+        ignores_labels: the loss takes ignored labels.
+    """
     if layout_of(batch) is not None:
         return batch
-    numbers = [
-        (path, tensor)
-        for path, tensor in paths(batch)
-        if not tensor.is_floating_point() or is_mask(tensor)
-    ]
+
+    numbers = []
+    for path, tensor in paths(batch):
+        if not tensor.is_floating_point() or is_mask(tensor):
+            numbers.append((path, tensor))
+
     labels = _labels_among(numbers)
-    found: dict[int, torch.Tensor] = {}
+    changed: dict[int, torch.Tensor] = {}
     for path, tensor in numbers:
-        if any(word in str(key).lower() for key in path for word in _POSITIONS):
+        if _has_word(_name_of(path).lower(), _POSITIONS):
             continue
         if id(tensor) in labels:
-            found[id(tensor)] = _other_labels(tensor, ignores=ignores_labels)
-        elif tensor.dim() not in (2, 3) or tensor.shape[1] < 4:
-            continue
-        elif is_mask(tensor):
-            found[id(tensor)] = _with_holes(tensor)
-        else:
-            found[id(tensor)] = _ended_early(tensor)
-    return map_tensors(batch, lambda tensor: found.get(id(tensor), tensor))
+            changed[id(tensor)] = _other_labels(tensor, ignores=ignores_labels)
+        elif tensor.dim() in (2, 3) and tensor.shape[1] >= 4:
+            change = _with_holes if is_mask(tensor) else _ended_early
+            changed[id(tensor)] = change(tensor)
+    return _with_changed(batch, changed)
 
 
 def ignores(batch: Any) -> bool:
     """Whether any label of a batch is one that losses leave out."""
-    return any(
-        bool((tensor == IGNORED_LABEL).any())
-        for _, tensor in paths(batch)
-        if not tensor.is_floating_point()
-    )
+    numbers = [tensor for _, tensor in paths(batch) if not tensor.is_floating_point()]
+    return any(bool((tensor == IGNORED_LABEL).any()) for tensor in numbers)
 
 
 def shortened(batch: Any) -> Any:
     """The batch with rows of tokens cut to a few, where each sample still has a label then."""
     if layout_of(batch) is not None:
         return batch
-    found = [tensor for _, tensor in paths(batch) if tensor.dim() >= 2]
-    lengths = {tensor.shape[1] for tensor in found}
-    if (
-        len(lengths) != 1
-        or min(lengths) <= _LENGTH
-        or any(tensor.is_floating_point() for tensor in found)
-    ):
+
+    rows = [tensor for _, tensor in paths(batch) if tensor.dim() >= 2]
+    lengths = {tensor.shape[1] for tensor in rows}
+    if len(lengths) != 1 or min(lengths) <= _LENGTH:
         return batch
-    if not all(bool((tensor[:, 1:_LENGTH] != IGNORED_LABEL).any(dim=1).all()) for tensor in found):
-        return batch
+    for tensor in rows:
+        if tensor.is_floating_point():
+            return batch
+        has_label = (tensor[:, 1:_LENGTH] != IGNORED_LABEL).any(dim=1)
+        if not bool(has_label.all()):
+            return batch
     return map_tensors(batch, lambda tensor: tensor[:, :_LENGTH] if tensor.dim() >= 2 else tensor)
 
 
 def diversified(batch: Any, model: nn.Module) -> Any:
-    """The batch with noise on its numbers and other token ids: for one whose samples are all alike."""
+    """The batch with noise on its numbers and other token ids: for one whose samples are all
+    alike."""
     generator = torch.Generator().manual_seed(0)
-    sizes = [
-        module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)
-    ]
-    found: dict[int, torch.Tensor] = {}
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    vocabulary = min((embedding.num_embeddings for embedding in embeddings), default=0)
+
+    changed: dict[int, torch.Tensor] = {}
     for path, tensor in paths(batch):
         if tensor.is_floating_point() and tensor.dim():
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor)
-            spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-            found[id(tensor)] = tensor + noise * (0.5 * spread + 0.1)
+            changed[id(tensor)] = _with_noise(tensor, generator)
             continue
-        is_position = any(word in str(key) for key in path for word in _POSITIONS)
+
         is_constant = tensor.dim() >= 2 and bool((tensor == tensor.flatten()[0]).all())
-        if sizes and is_constant and not is_position:
-            ids = torch.randint(1, max(2, min(sizes)), tensor.shape, generator=generator)
-            found[id(tensor)] = ids.to(tensor)
-    return map_tensors(batch, lambda tensor: found.get(id(tensor), tensor))
+        if not embeddings or not is_constant or _has_word(_name_of(path), _POSITIONS):
+            continue
+        ids = torch.randint(1, max(2, vocabulary), tensor.shape, generator=generator)
+        changed[id(tensor)] = ids.to(tensor)
+    return _with_changed(batch, changed)
+
+
+def _with_noise(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Numbers that differ from these by about half of what they differ by among each other."""
+    noise = torch.randn(numbers.shape, generator=generator).to(numbers)
+    spread = 0.0
+    if numbers.numel() > 1:
+        spread = float(numbers.float().std())
+    return numbers + noise * (0.5 * spread + 0.1)
+
+
+def _with_changed(batch: Any, changed: Mapping[int, torch.Tensor]) -> Any:
+    """The batch with other tensors in place of those with these ids."""
+    return map_tensors(batch, lambda tensor: changed.get(id(tensor), tensor))
+
+
+def _name_of(path: _Path) -> str:
+    """The keys that lead to a tensor."""
+    return " ".join(map(str, path))
+
+
+def _has_word(name: str, words: Iterable[str]) -> bool:
+    return any(word in name for word in words)
 
 
 def most_different(batch: Any, samples: int) -> Any:
     """So many samples of a batch, as different in length, labels and content as it has them."""
     scores = _scores(batch)
-    if scores is None or len(scores) <= samples:
-        total = samples if scores is None else min(samples, len(scores))
-        return take_samples(batch, range(total))
+    if scores is None:
+        return take_samples(batch, range(samples))
+    if len(scores) <= samples:
+        return take_samples(batch, range(len(scores)))
+
     order = scores.argsort().tolist()
     places = torch.linspace(0, len(order) - 1, samples).round().int().tolist()
     return take_samples(batch, [order[place] for place in places])
@@ -108,48 +137,63 @@ def most_different(batch: Any, samples: int) -> Any:
 def variety(batch: Any) -> float:
     """How much the samples of a batch differ in what a loss may count: 0 where not at all."""
     scores = _scores(batch)
-    return 0.0 if scores is None or len(scores) < 2 else float(scores.max() - scores.min())
+    if scores is None or len(scores) < 2:
+        return 0.0
+    return float(scores.max() - scores.min())
 
 
 def _scores(batch: Any) -> torch.Tensor | None:
-    """A number for each sample, by its size and how many of its labels and mask count, and a little by its content."""
+    """A number for each of the first samples, [samples]; None where no tensor gives one.
+
+    It is the size of the sample where that is known; else how many of its labels and mask count,
+    and a little its content.
+    """
     layout = layout_of(batch)
     if layout:
         return torch.tensor(layout.sizes, dtype=torch.float64)[:_LOOKED_AT]
+
     scores: torch.Tensor | None = None
-    for _, found in paths(batch):
-        tensor = found.detach()
+    for _, tensor in paths(batch):
         if not tensor.dim() or (tensor.is_floating_point() and tensor.dim() > 2):
             continue
-        rows = (
-            tensor[:_LOOKED_AT].flatten(1) if tensor.dim() > 1 else tensor[:_LOOKED_AT].unsqueeze(1)
-        )
+
+        rows = tensor.detach()[:_LOOKED_AT]
+        rows = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
         counts = (rows != 0).double().mean(1) + (rows != IGNORED_LABEL).double().mean(1)
         content = rows.double().mean(1)
         score = counts + 1e-3 * torch.tanh(content - content.mean())
-        scores = score if scores is None or len(scores) != len(score) else scores + score
+        if scores is not None and len(scores) == len(score):
+            score = scores + score
+        scores = score
     return scores
 
 
-def _labels_among(tensors: list[tuple[tuple[Any, ...], torch.Tensor]]) -> set[int]:
-    """By their ids those that hold labels: by their names or by labels that are ignored; else the last one, unless it
-    may be all that a model gets."""
-    numbers = [(path, tensor) for path, tensor in tensors if not is_mask(tensor)]
-    named = set()
-    for path, tensor in numbers:
-        is_named = any(word in str(key).lower() for key in path for word in _LABELS)
-        if is_named or bool((tensor == IGNORED_LABEL).any()):
-            named.add(id(tensor))
-    if named or not numbers:
-        return named
+def _labels_among(tensors: list[tuple[_Path, torch.Tensor]]) -> set[int]:
+    """The ids of tensors that hold labels: by their names, or because some labels are ignored.
 
-    last = numbers[-1][1]
-    return {id(last)} if len(numbers) > 1 or last.dim() == 1 else set()
+    Where there are none, it is the last tensor, unless that may be all that a model gets.
+    """
+    numbers = [(path, tensor) for path, tensor in tensors if not is_mask(tensor)]
+    labels = set()
+    for path, tensor in numbers:
+        is_named = _has_word(_name_of(path).lower(), _LABELS)
+        if is_named or bool((tensor == IGNORED_LABEL).any()):
+            labels.add(id(tensor))
+
+    if not labels and numbers:
+        _, last = numbers[-1]
+        if len(numbers) > 1 or last.dim() == 1:
+            labels.add(id(last))
+    return labels
 
 
 def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
-    """Labels of which two samples share some, and of which each sample lacks others, if that is asked
-    for: the first sample its first label, the next ones more and more of the last."""
+    """Labels of which two samples share some, and of which each sample lacks others.
+
+    Args:
+        ignores: labels may be left out: the first sample lacks its first one, and the next samples
+            more and more of their last ones.
+    """
     changed = labels.clone()
     is_per_token = labels.dim() >= 2 and labels.shape[1] > 2
     if len(labels) > 3 and is_per_token:
@@ -157,6 +201,7 @@ def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
         changed[1, :half] = changed[2, :half]
     elif len(labels) > 3:
         changed[1] = changed[3]
+
     if not ignores:
         return changed
     if not is_per_token:
@@ -172,7 +217,8 @@ def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
 
 
 def _with_holes(mask: torch.Tensor) -> torch.Tensor:
-    """A mask that also leaves out the second entry of the first sample, the next two of the second, and so on."""
+    """A mask that also leaves out the second entry of the first sample, the next two of the second,
+    and so on."""
     changed = mask.clone()
     for sample in range(min(len(mask), mask.shape[1] - 2)):
         changed[sample, 1 : 2 + sample] = 0
@@ -180,12 +226,16 @@ def _with_holes(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _ended_early(rows: torch.Tensor) -> torch.Tensor:
-    """Rows that end in padding, each after another length: the last value of most rows, where some have more of it."""
+    """Rows that end in padding, each after another length.
+
+    Padding is the last value of most rows, where some row has it twice at its end; else 0.
+    """
     changed = rows.clone()
     length = rows.shape[1]
     last = rows[:, -1].flatten().mode().values
     is_padded = bool((rows[:, -2:] == last).all(dim=1).any())
+    padding = last if is_padded else 0
     for sample in range(len(rows) - 1):
         missing = max(1, (sample + 1) * length // (4 + 2 * sample))
-        changed[sample, length - missing :] = last if is_padded else 0
+        changed[sample, length - missing :] = padding
     return changed

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from autofit.core.errors import InputError
 from autofit.data.columnar import Stored, arrow_source, parquet_source, without_nulls
 from autofit.data.row_source import Wanted
 
@@ -59,6 +60,13 @@ def test_lists_of_images_without_any_other_column(tmp_path: Path) -> None:
 def test_rows_without_a_wanted_column_are_counted(tmp_path: Path) -> None:
     for source in sources(tmp_path, {"other": [1, 2, 3]}):
         assert [row for _, row in source.rows] == [{}, {}, {}]
+
+
+def test_a_damaged_file_whose_name_holds_braces(tmp_path: Path) -> None:
+    path = tmp_path / "{rows}.parquet"
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"\{rows\}\.parquet cannot be read as Parquet: "):
+        parquet_source(path, None, WANTED)
 
 
 @pytest.mark.parametrize(
