@@ -356,7 +356,7 @@ def _with_places(messages: list[Any], named: list[Any], location: str) -> list[A
     Returns:
         The images.
     """
-    contents = [message["content"] for message in messages]
+    contents = [message.get("content") for message in messages]
     marks = sum(content.count(_MARK) for content in contents if isinstance(content, str))
     is_marked = marks == len(named)
 

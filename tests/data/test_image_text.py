@@ -311,6 +311,7 @@ def test_wrong_rows(processor: Any, folder: Path, row: Any, words: str) -> None:
             [{"role": "user", "content": [{"type": "video"}]}, TURNS[1]],
             "must be text, or a list of texts and images",
         ),
+        ([ASKED, {"role": "assistant", "tool_calls": [{"name": "a"}]}], "must be text, or a list"),
         ([], "messages must be a list of at least one message"),
     ],
 )

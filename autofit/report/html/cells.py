@@ -100,7 +100,7 @@ def estimate_html(estimate: Estimate) -> str:
 
         step = f"{estimate.step_seconds:.3g} s"
         if estimate.bottleneck:
-            step += f", bound by {bound_by(estimate.bottleneck, estimate.config)}"
+            step += f", {bound_by(estimate.bottleneck, estimate.config)}"
         if estimate.utilisation:
             step += f", {percent(estimate.utilisation)} of the peak rate put to use"
         rows.append(("Step", step))
