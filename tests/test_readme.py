@@ -186,7 +186,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.api.fit.run_on_devices", two)
     for room in ("tuning.measured", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
-    for room in ("api.search", "api.estimate", "api.tool_file"):
+    for room in ("api.search", "api.estimate", "api.tool_workload"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     plan_grpo = importlib.import_module("autofit.api.plan_grpo")
     patch.setattr(plan_grpo, "resolve", lambda _, **asked: resolve(str(weights), **asked))
