@@ -1,4 +1,5 @@
-"""A file or a command of another tool, read: what it trains, on how many devices, and by which config."""
+"""A file or a command of another tool, read: what it trains, on how many devices, and by which
+config."""
 
 import math
 from collections.abc import Sequence
@@ -85,8 +86,8 @@ def read(
         file, model, task, seq_len, devices, nodes: as of `tune`; `device`: what it is for.
 
     Raises:
-        DevicesMissingError: it divides over devices, and how many is not known; InputError: the file is
-            none of a known tool, or cannot be tuned.
+        DevicesMissingError: it divides over devices, and how many is not known; InputError: the
+            file is none of a known tool, or cannot be tuned.
     """
     is_name = isinstance(model, str) and model != ""
     require(model is None or is_name, "the model must be a name", model)
@@ -178,7 +179,8 @@ def _before(source: ExportSource, config: Config, workload: Workload) -> ExportS
 def _adapted(
     importer: Importer, keys: Keys, config: Config, workload: Workload
 ) -> tuple[Config, Sequence[str]]:
-    """The config with the layers that the tool puts adapters beside, and the names without a layer."""
+    """The config with the layers that the tool puts adapters beside, and the names without a
+    layer."""
     missing: Sequence[str] = ()
     targets: Value = config.lora_targets
     pattern = importer.pattern(keys)

@@ -1,5 +1,5 @@
-"""The workload that a tool trains from its file: the model that the file names, or one of its shape, with what
-the tool does to it."""
+"""The workload that a tool trains from its file: the model that the file names, or one of its
+shape, with what the tool does to it."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,5 +1,5 @@
-"""`autofit.tune`: the file of another tool, with what only costs chosen for a card, and nothing else
-in it changed."""
+"""`autofit.tune`: the file of another tool, with what only costs chosen for a card, and nothing
+else in it changed."""
 
 import contextlib
 import dataclasses
@@ -115,8 +115,9 @@ def tune(
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
-    """Choose what only costs in a file of axolotl, LLaMA-Factory, TRL or ms-swift: micro-batch, accumulation,
-    checkpointing, offloading, attention, kernels, compiling. What is learnt stays as it is.
+    """Choose what only costs in a file of axolotl, LLaMA-Factory, TRL or ms-swift: micro-batch,
+    accumulation, checkpointing, offloading, attention, kernels, compiling. What is learnt stays as
+    it is.
 
     Nothing is written: `Tuned.text` is the new file.
 
@@ -278,7 +279,8 @@ def _check_keys(name: str, given: Any) -> None:
 
 
 def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]) -> ExportSource:
-    """What the tool makes of a changed file: one key may switch on more than the search asked for."""
+    """What the tool makes of a changed file: one key may switch on more than the search asked
+    for."""
     importer = found.importer
     changed = changes(importer, found.document.keys, found.before, after, is_open)
     written = {**found.document.keys, **flat(changed)}

@@ -1,5 +1,5 @@
-"""Which changes of a file are worth it: of what a search chose, that without which it is slower or does
-not fit."""
+"""Which changes of a file are worth it: of what a search chose, that without which it is slower or
+does not fit."""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace

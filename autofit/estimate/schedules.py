@@ -1,5 +1,5 @@
-"""Schedules: a step of the whole model as a sequence of segments, in which those of the middle blocks
-are repeated."""
+"""Schedules: a step of the whole model as a sequence of segments, in which those of the middle
+blocks are repeated."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""The events of a shallow trace as arrays: what each adds to the live bytes, for every micro-batch and rank of
-a grid at once."""
+"""The events of a shallow trace as arrays: what each adds to the live bytes, for every micro-batch
+and rank of a grid at once."""
 
 import itertools
 from collections import Counter
@@ -29,7 +29,8 @@ class SegmentEvents:
 
     Attributes:
         sizes: [events, pairs of the grid], bytes of an event's storage after it.
-        changes: the same, bytes that it adds to those alive, without parameters and optimizer state.
+        changes: the same, bytes that it adds to those alive, without parameters and optimizer
+            state.
         made, ended: by storage its first event, and its last one.
     """
 
@@ -108,8 +109,8 @@ class SegmentEvents:
         return changes
 
     def offloaded(self, resident: Floats, spans: Sequence[Span]) -> Floats:
-        """The changes where what a block saves for the backward leaves in its forward and returns in
-        its backward.
+        """The changes where what a block saves for the backward leaves in its forward and returns
+        in its backward.
 
         Args:
             resident: the changes where it stays.
@@ -123,8 +124,8 @@ class SegmentEvents:
         return changes
 
     def saved(self, mark: Mark, after: Mark) -> tuple[Floats, Floats, Floats]:
-        """Of large storages made in this part of a forward and freed in the backward: (bytes of all,
-        of the last one, how many)."""
+        """Of large storages made in this part of a forward and freed in the backward: (bytes of
+        all, of the last one, how many)."""
         none = np.zeros(self.sizes.shape[1])
         if mark.phase != "forward":
             return none, none, none
@@ -153,8 +154,8 @@ class SegmentEvents:
         return total
 
     def in_middle(self, storages: frozenset[int]) -> list[int]:
-        """Those of some storages that are of the middle blocks: what rests on the host where they are
-        streamed."""
+        """Those of some storages that are of the middle blocks: what rests on the host where they
+        are streamed."""
         depth = self.trace.depth
         if depth is None:
             return []
@@ -166,8 +167,9 @@ class SegmentEvents:
         return sum(self.trace.times(self.trace.owners[each]) for each in storages)
 
     def _moves(self, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
-        """(storage, the event at which it leaves, the event at which it is back), within the block's
-        own segments: those of middle blocks are repeated, so none may leave a move to the next."""
+        """(storage, the event at which it leaves, the event at which it is back), within the
+        block's own segments: those of middle blocks are repeated, so none may leave a move to the
+        next."""
         for storage, stay in self.trace.saved.items():
             if stay.left is None or stay.returns is None:
                 continue
@@ -180,8 +182,8 @@ class SegmentEvents:
                 yield storage, leaves, max(stay.returns, death[0].events)
 
     def _share_window(self, changes: Floats, mark: Mark, after: Mark) -> None:
-        """What was saved last, and what is prefetched, is on the device anyway: less of others waits
-        there."""
+        """What was saved last, and what is prefetched, is on the device anyway: less of others
+        waits there."""
         moments = []
         for storage, stay in self.trace.saved.items():
             event: int | None = stay.saved
@@ -208,8 +210,9 @@ class SegmentEvents:
         """Let what each block makes, and is freed between the blocks and the head, count for all
         blocks.
 
-        Such are the low-precision copies of weights that autocast caches for a forward. What only the
-        last block leaves there, its output, is told apart by the block before, which leaves none.
+        Such are the low-precision copies of weights that autocast caches for a forward. What only
+        the last block leaves there, its output, is told apart by the block before, which leaves
+        none.
         """
         depth = self.trace.depth
         if depth is None:
@@ -258,8 +261,8 @@ def summed_amounts(
 def share_of_samples(
     items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symbols: Symbols
 ) -> Floats:
-    """By (name, sizes), the share of each item at each pair: of those that occur once or more for each
-    sample, in equal sizes, as code does that works on each sample by itself."""
+    """By (name, sizes), the share of each item at each pair: of those that occur once or more for
+    each sample, in equal sizes, as code does that works on each sample by itself."""
     prime = symbols.samples
     shared = {}
     for (name, sizes), count in Counter(items).items():

@@ -1,8 +1,8 @@
 """Segments of a step: memory and work of one block, of the embedding or of the head.
 
-A shallow trace is cut where blocks begin. A segment is described by its highest memory and by what it
-leaves behind, both relative to its start. `autofit.estimate.schedules` puts any step together from
-them.
+A shallow trace is cut where blocks begin. A segment is described by its highest memory and by what
+it leaves behind, both relative to its start. `autofit.estimate.schedules` puts any step together
+from them.
 """
 
 import itertools
@@ -23,8 +23,9 @@ from autofit.estimate.segment_events import SegmentEvents, share_of_samples, sum
 from autofit.estimate.shallow_model import CHUNK, FROZEN, Depth, with_chunks
 from autofit.estimate.step_trace import Trace
 
-# How a step treats gradients and saved tensors: (whether gradients are added (accumulation) or applied
-# (in the backward) at once, or stay; whether saved tensors are offloaded to the host, or stay).
+# How a step treats gradients and saved tensors: (whether gradients are added (accumulation) or
+# applied (in the backward) at once, or stay; whether saved tensors are offloaded to the host, or
+# stay).
 Mode = tuple[bool, bool]
 Repeats = int | Floats  # of segments in a row; for chunks, at each pair of a grid
 
@@ -77,9 +78,10 @@ class Segments:
         depth: how the traced blocks stand for all.
         shapes: of the trained weights of all blocks.
         inputs: of the others, the micro-batch.
-        streamed, streamed_weights: weights of the middle blocks, which parameter_offload keeps on the
-            host, and how many those are.
-        copied, copied_weights: the same of a copy of the model, which reference may keep on the host.
+        streamed, streamed_weights: weights of the middle blocks, which parameter_offload keeps on
+            the host, and how many those are.
+        copied, copied_weights: the same of a copy of the model, which reference may keep on the
+            host.
         let_go: what the head's forward frees of what was made before it, such as the last block's
             output.
         chunks: how many the loss has.
@@ -112,7 +114,8 @@ class Segments:
 
     @property
     def after_blocks(self) -> list[Segment]:
-        """The segments of the forward after the last block: the head, and each chunk of its loss."""
+        """The segments of the forward after the last block: the head, and each chunk of its
+        loss."""
         rest = [segment for segment in self.items if segment.phase == "forward"]
         rest = rest[len(self.before_blocks) :]
         return [segment for segment in rest if not segment.of_block]

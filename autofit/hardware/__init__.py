@@ -1,1 +1,2 @@
-"""Hardware: detection of what is present, the catalogue of cards, and the accounting of their memory."""
+"""Hardware: detection of what is present, the catalogue of cards, and the accounting of their
+memory."""

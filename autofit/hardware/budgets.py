@@ -1,8 +1,9 @@
-"""The budget that a user's request means on the hardware at hand, and other budgets worth a comparison.
+"""The budget that a user's request means on the hardware at hand, and other budgets worth a
+comparison.
 
-A request up to the size a card is sold as means the card: no card of 24 GB has 24 GiB. Memory in use
-by other processes is not available, so a budget is at most what is free: the driver is never run out
-of memory, and a config that runs out of memory had its whole budget.
+A request up to the size a card is sold as means the card: no card of 24 GB has 24 GiB. Memory in
+use by other processes is not available, so a budget is at most what is free: the driver is never
+run out of memory, and a config that runs out of memory had its whole budget.
 """
 
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ def budget_for(
     """The budget that the options allow on this hardware.
 
     Args:
-        started_with: the device bytes of a search that is resumed, which goes on with them whatever is
-            free today: what ran out of less memory would prove nothing of more.
+        started_with: the device bytes of a search that is resumed, which goes on with them whatever
+            is free today: what ran out of less memory would prove nothing of more.
 
     Raises:
         InputError: more than the machine has; ProbeError: nothing of the card is free.
@@ -52,7 +53,8 @@ def budget_notes(options: SearchOptions, hardware: Hardware, budget: Budget) -> 
     asked = _requested(options, hardware)
     total = hardware.memory_bytes
     if asked > total:
-        yield f"--gpu-mem {options.gpu_mem:g} means the card: {hardware.name} has {_gib(total)} GiB."
+        has = f"{hardware.name} has {_gib(total)} GiB"
+        yield f"--gpu-mem {options.gpu_mem:g} means the card: {has}."
     if allowed == today < min(asked, total):
         yield f"{_in_use(hardware)}: the budget is what is free, {said}."
 
@@ -61,8 +63,8 @@ def other_budgets(budget: Budget, hardware: Hardware) -> tuple[OtherBudget, ...]
     """Budgets to compare this one with, the smallest first.
 
     On CUDA the sizes of the next smaller and next larger card that compute in every format of this
-    hardware; on a CPU, where no such steps exist, half and twice the budget. And on both 4 GiB more, or
-    a quarter where that is less.
+    hardware; on a CPU, where no such steps exist, half and twice the budget. And on both 4 GiB
+    more, or a quarter where that is less.
     """
     size = budget.device_bytes
     if hardware.device == "cuda":

@@ -1,14 +1,14 @@
-"""A model of PyTorch's CUDA caching allocator: what it reserves for a list of allocations and frees,
-without a GPU.
+"""A model of PyTorch's CUDA caching allocator: what it reserves for a list of allocations and
+frees, without a GPU.
 
-A device must hold what the allocator reserves, not what tensors use: it takes memory of the driver in
-segments, caches freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13 with
-default settings but for `expandable_segments`; each names the function of
+A device must hold what the allocator reserves, not what tensors use: it takes memory of the driver
+in segments, caches freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13
+with default settings but for `expandable_segments`; each names the function of
 c10/cuda/CUDACachingAllocator.cpp it follows. The constants are in c10/core/AllocatorConfig.h.
 
 Left out: pools of CUDA graphs, the context, memory that libraries take from the driver, and a full
-device, where the cache is released. Addresses only grow here, where the driver picks them: they decide
-only between free blocks of equal size.
+device, where the cache is released. Addresses only grow here, where the driver picks them: they
+decide only between free blocks of equal size.
 """
 
 from bisect import bisect_left, insort
@@ -39,9 +39,9 @@ def round_size(nbytes: int) -> int:
 class _Pool:
     """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds.
 
-    Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours
-    when one ends where the other begins, so the addresses of segments that must not grow together never
-    touch.
+    Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are
+    neighbours when one ends where the other begins, so the addresses of segments that must not grow
+    together never touch.
     """
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
@@ -49,8 +49,8 @@ class _Pool:
         self._small = small
         self._expandable = expandable
 
-        # should_split: from kMinBlockSize on in the small pool and in pages, above kSmallSize in large
-        # segments.
+        # should_split: from kMinBlockSize on in the small pool and in pages, above kSmallSize in
+        # large segments.
         self._least_remainder = MIN_BLOCK
         if not small and not expandable:
             self._least_remainder += SMALL_SIZE
@@ -170,8 +170,8 @@ class CachingAllocator:
 def reserved_by(
     events: Iterable[Event], *, expandable: bool, streams: Mapping[int, str] | None = None
 ) -> int:
-    """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing:
-    empty storages have no block.
+    """Bytes that a fresh allocator reserves for these events. A free without an allocation does
+    nothing: empty storages have no block.
 
     Args:
         streams: those of storages that are not made in the usual one; a free block is only given to

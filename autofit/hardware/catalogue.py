@@ -1,5 +1,5 @@
-"""The catalogue of cards that need not be present (`--gpu NAME`): memory, capability, peak rates and
-links."""
+"""The catalogue of cards that need not be present (`--gpu NAME`): memory, capability, peak rates
+and links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -146,14 +146,16 @@ def card_to_search_for(name: str) -> Card:
 
 
 def most_common_card(gib: float) -> Card:
-    """The most common card sold with so much memory, or with the next larger size, or with the largest."""
+    """The most common card sold with so much memory, or with the next larger size, or with the
+    largest."""
     common = [each for each in _cards().values() if each.most_common]
     common.sort(key=attrgetter("sold_gb"))
     return next((each for each in common if each.sold_gb >= gib), common[-1])
 
 
 def card_like(hardware: Hardware) -> Card | None:
-    """The card of the catalogue that the hardware is, or is measured on; None where it is none of them.
+    """The card of the catalogue that the hardware is, or is measured on; None where it is none of
+    them.
 
     The driver's name identifies it, and among cards of the same name the memory.
     """
@@ -163,8 +165,9 @@ def card_like(hardware: Hardware) -> Card | None:
 
 
 def links_of(hardware: Hardware) -> Links:
-    """The links that its devices exchange data by: those that its card usually has, but for the one that
-    was named, between nodes where there are several, else within a node; or that was measured there."""
+    """The links that its devices exchange data by: those that its card usually has, but for the one
+    that was named, between nodes where there are several, else within a node; or that was measured
+    there."""
     found = card_like(hardware)
     if found:
         links = found.links
@@ -181,8 +184,8 @@ def links_of(hardware: Hardware) -> Links:
 
 
 def sold_bytes(hardware: Hardware) -> int:
-    """The size that a card is sold as, a little more than it has; of an unknown card the largest it can
-    be."""
+    """The size that a card is sold as, a little more than it has; of an unknown card the largest it
+    can be."""
     listed = card_like(hardware)
     most = int(hardware.memory_bytes * _SOLD_TO_REAL)
     # Else it is a part of such a card, or one with more chips.
@@ -192,8 +195,8 @@ def sold_bytes(hardware: Hardware) -> int:
 
 
 def hardware_of(target: Card) -> Hardware:
-    """The hardware of a prediction for a card that is absent; its host is assumed: four times the card's
-    memory, 8 cores."""
+    """The hardware of a prediction for a card that is absent; its host is assumed: four times the
+    card's memory, 8 cores."""
     return Hardware(
         device="cuda",
         name=target.title,
@@ -208,8 +211,8 @@ def hardware_of(target: Card) -> Hardware:
 
 
 def standing_in_for(present: Hardware, target: Card) -> Hardware:
-    """The hardware of a search whose speed is measured on the card present and whose memory is that of
-    the target.
+    """The hardware of a search whose speed is measured on the card present and whose memory is that
+    of the target.
 
     A card does not stand in for itself: its own driver knows its memory better than the catalogue.
 

@@ -1,5 +1,5 @@
-"""What this machine offers. Asks the CUDA driver, so it runs in a child process: the parent never opens
-the device."""
+"""What this machine offers. Asks the CUDA driver, so it runs in a child process: the parent never
+opens the device."""
 
 import os
 import platform
@@ -29,8 +29,8 @@ _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 
-# Of cgroups version 2 and 1: the limit, what is used, and the part of that which the kernel drops when
-# memory is short.
+# Of cgroups version 2 and 1: the limit, what is used, and the part of that which the kernel drops
+# when memory is short.
 _FILES_2 = ("memory.max", "memory.current", "inactive_file")
 _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
@@ -42,8 +42,8 @@ def detect(device: str | None = None) -> Hardware:
         device: "cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU.
 
     Raises:
-        NoDeviceError: CUDA was asked for and is absent; ProbeError: it cannot be used, or the card is
-        one of AMD's, which PyTorch calls CUDA as well.
+        NoDeviceError: CUDA was asked for and is absent; ProbeError: it cannot be used, or the card
+        is one of AMD's, which PyTorch calls CUDA as well.
     """
     if device == "cpu":
         return _cpu()
@@ -106,7 +106,8 @@ def _cuda() -> Hardware:
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Wraps the first use of card 0. Raises ProbeError where it cannot be used, as when it is full."""
+    """Wraps the first use of card 0. Raises ProbeError where it cannot be used, as when it is
+    full."""
     try:
         yield
     except RuntimeError as error:
@@ -136,11 +137,11 @@ def visible_cards() -> tuple[str, ...]:
 
 
 def used_bytes_without_context() -> int:
-    """Memory that other processes hold on card 0, from nvidia-smi, which opens no context; 0 where it
-    does not say.
+    """Memory that other processes hold on card 0, from nvidia-smi, which opens no context; 0 where
+    it does not say.
 
-    By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of
-    an instance of a card (MIG), and nvidia-smi reports whole cards.
+    By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds
+    memory of an instance of a card (MIG), and nvidia-smi reports whole cards.
     """
     used = _used_by_card()
     if not used:
@@ -187,8 +188,8 @@ class HostMemory(NamedTuple):
 def host_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> HostMemory:
     """The memory that this process may use: the machine's, or its container's, whichever is less.
 
-    A container sees the memory of the whole machine, and is killed when it takes more than the limit of
-    its control group.
+    A container sees the memory of the whole machine, and is killed when it takes more than the
+    limit of its control group.
     """
     machine = psutil.virtual_memory()
     limits = [HostMemory(machine.total, machine.available), *_limits(groups, mount)]

@@ -1,5 +1,5 @@
-"""How fast the host's processor calls small operators, as it must to launch them on a card; measured once
-a machine."""
+"""How fast the host's processor calls small operators, as it must to launch them on a card;
+measured once a machine."""
 
 import math
 import platform
@@ -15,8 +15,8 @@ _SECONDS = 0.2  # for at most about so long
 
 
 def dispatch_seconds(name: str) -> float:
-    """Seconds of one small operator on this processor, and as much again of its gradient: the shortest of
-    many chains, kept on disk so that what is predicted today is predicted tomorrow.
+    """Seconds of one small operator on this processor, and as much again of its gradient: the
+    shortest of many chains, kept on disk so that what is predicted today is predicted tomorrow.
 
     Args:
         name: of the processor.

@@ -7,7 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-_DRIVER = "libcuda.so.1"  # which PyTorch opens as well; containers and login nodes without a card have none
+# PyTorch opens it as well; containers and login nodes without a card have none.
+_DRIVER = "libcuda.so.1"
 
 
 def why_no_gpu() -> str | None:

@@ -13,8 +13,8 @@ _ROUNDS = 8
 
 
 def host_link(name: str) -> float | None:
-    """Bytes per second between pinned memory of the host and card 0, the mean of both directions; kept on
-    disk so that what is predicted today is predicted tomorrow.
+    """Bytes per second between pinned memory of the host and card 0, the mean of both directions;
+    kept on disk so that what is predicted today is predicted tomorrow.
 
     Args:
         name: of the host's processor and the card.

@@ -14,27 +14,31 @@ _OUT_OF_HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
 )
-# Device memory outside torch's allocator, which leaves none on a full card: handles of libraries, and kernels loaded on
-# first use, by torch ("CUDA error", where its type is lost), by Triton or by Inductor's launcher ("CUDA driver error",
-# which the allocator also says where it lets its segments grow), and what NCCL takes ("Cuda failure 2").
+# Device memory outside torch's allocator, which leaves none on a full card: handles of libraries,
+# and kernels loaded on first use, by torch ("CUDA error", where its type is lost), by Triton or by
+# Inductor's launcher ("CUDA driver error", which the allocator also says where it lets its segments
+# grow), and what NCCL takes ("Cuda failure 2").
 _OUT_OF_DEVICE_MEMORY = re.compile(
     r"CU[A-Z]+_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"
     r"|(Triton Error \[CUDA\]|CUDA error|CUDA driver error): out of memory|Cuda failure (\d+ )?'out of memory'"
 )
-# cuBLAS says this where there is no room for its handle, and also on a device that another error has ended. Its handle
-# takes some 10 to 100 MiB, so with more than that free something else is wrong.
+# cuBLAS says this where there is no room for its handle, and also on a device that another error
+# has ended. Its handle takes some 10 to 100 MiB, so with more than that free something else is
+# wrong.
 _NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED when calling `cublas(Lt)?Create\(")
 _ROOM_FOR_A_HANDLE = 256 * MIB
-# The runtime has one code for the device's memory and for pinned memory of the host. What it takes of the device by
-# itself is small: a kernel, or what kernels spill.
+# The runtime has one code for the device's memory and for pinned memory of the host. What it takes
+# of the device by itself is small: a kernel, or what kernels spill.
 _ROOM_FOR_A_KERNEL = GIB
-# CUDA's allocator rounds to two digits of the largest unit (format_size), that of the CPU tells bytes.
+# CUDA's allocator rounds to two digits of the largest unit (format_size), that of the CPU tells
+# bytes.
 _ASKED = re.compile(r"[Tt]ried to allocate (?P<size>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": MIB, "GiB": GIB}
-# Inductor raises the same type for a kernel that asks for more shared memory than a multiprocessor has.
+# Inductor raises the same type for a kernel that asks for more shared memory than a multiprocessor
+# has.
 _SHARED_MEMORY = "out of resource"
-# bitsandbytes prints this before it ends the process with exit(1). Its pythonInterface allocates managed memory, which
-# is the host's.
+# bitsandbytes prints this before it ends the process with exit(1). Its pythonInterface allocates
+# managed memory, which is the host's.
 _BITSANDBYTES = re.compile(r"^Error (?P<error>.+) at line \d+ in file (?P<file>\S+)$")
 
 
@@ -75,7 +79,8 @@ def asked_bytes(error: BaseException) -> int | None:
 
 
 def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:
-    """Outcome and reason from the last line of a process that ended with exit(1); None unless bitsandbytes wrote it."""
+    """Outcome and reason from the last line of a process that ended with exit(1); None unless
+    bitsandbytes wrote it."""
     match = _BITSANDBYTES.match(line)
     if match is None:
         return None

@@ -1,7 +1,9 @@
-"""The settings of PyTorch's CUDA allocator while a process runs, above all whether its segments may grow.
+"""The settings of PyTorch's CUDA allocator while a process runs, above all whether its segments may
+grow.
 
-`core.environment` sets them before torch is loaded: too late in a process of the user's. And some drivers
-cannot grow segments at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
+`core.environment` sets them before torch is loaded: too late in a process of the user's. And some
+drivers cannot grow segments at all: those of some virtual GPUs, of WSL, and old ones do not manage
+virtual memory.
 """
 
 import os
@@ -28,7 +30,8 @@ def settings() -> str:
 
 
 def change(text: str) -> None:
-    """Apply other settings to allocations from now on, not to memory already allocated. Opens no device."""
+    """Apply other settings to allocations from now on, not to memory already allocated. Opens no
+    device."""
     if text and text != settings():
         _set(text)
 
@@ -39,8 +42,8 @@ def _set(text: str) -> None:
 
 
 def open_card() -> str:
-    """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings that
-    hold then.
+    """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings
+    that hold then.
 
     Raises:
         RuntimeError: nothing can be allocated.
@@ -57,9 +60,10 @@ def open_card() -> str:
 
 
 def _allocate() -> None:
-    """Allocate a new segment even where others have room, by a new stream, which has segments of its own."""
-    # A stream itself costs memory, so there is none where there are no segments yet, as where probes
-    # open the card.
+    """Allocate a new segment even where others have room, by a new stream, which has segments of
+    its own."""
+    # A stream itself costs memory, so there is none where there are no segments yet, as where
+    # probes open the card.
     in_use = torch.cuda.memory_reserved(0) > 0
     with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)
@@ -70,8 +74,8 @@ def _allocate() -> None:
 
 @contextmanager
 def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[None]:
-    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing
-    on a CPU.
+    """Let segments grow inside as they do in probes, unless the user has set the allocator; does
+    nothing on a CPU.
 
     Free memory is released first, because it lies in segments that cannot grow.
     """

@@ -1,8 +1,9 @@
 """What each optimizer step of a process takes, whoever wrote its loop: time, peak, loss, bytes of
 the optimizer's state.
 
-It hangs on PyTorch's own hooks, so the command of another tool runs unchanged. It needs torch alone,
-for it runs in environments that autofit is not installed in: `watch/sitecustomize.py` loads it there.
+It hangs on PyTorch's own hooks, so the command of another tool runs unchanged. It needs torch
+alone, for it runs in environments that autofit is not installed in: `watch/sitecustomize.py` loads
+it there.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class StepWatch:
         self.backward = torch.autograd.backward
 
     def note_loss(self, tensors: Any, *arguments: Any, **options: Any) -> None:
-        """`torch.autograd.backward`, which every loss goes through, and checkpoints inside of it."""
+        """`torch.autograd.backward`, which every loss goes through, and checkpoints inside of
+        it."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if self.counts and len(given) == 1 and given[0].numel() == 1:
             self.losses.append(float(given[0].detach()))

@@ -1,9 +1,9 @@
 """Peaks of tensor storage, byte for byte repeatable: the StorageTracker, and AllocationRecord for
 compiled code.
 
-Resident memory of the process is no substitute: allocators keep pages (errors of -16 % to +98 % were
-measured against the tracked peak). The tracker serves real tensors and fake ones, so predicted and
-measured mean the same.
+Resident memory of the process is no substitute: allocators keep pages (errors of -16 % to +98 %
+were measured against the tracked peak). The tracker serves real tensors and fake ones, so predicted
+and measured mean the same.
 """
 
 import gc
@@ -28,16 +28,17 @@ class BudgetExceededError(Exception):
 class StorageTracker(TorchDispatchMode):
     """Counts the bytes of all live storages that appear while the mode is active.
 
-    A dispatch mode sees every operator, so every storage the moment it appears; a weak reference reports
-    that it is freed. It misses what kernels allocate internally, and cannot watch torch.compile, which a
-    dispatch mode prevents. A storage stays counted until it is freed, also after the mode is left.
+    A dispatch mode sees every operator, so every storage the moment it appears; a weak reference
+    reports that it is freed. It misses what kernels allocate internally, and cannot watch
+    torch.compile, which a dispatch mode prevents. A storage stays counted until it is freed, also
+    after the mode is left.
 
     Attributes:
         limit: with more bytes alive BudgetExceededError is raised.
         live: bytes alive.
         peak: the most that were so far.
-        passed: (bytes, a function): called once, with the bytes of the newest storage, when more than so
-            many are alive.
+        passed: (bytes, a function): called once, with the bytes of the newest storage, when more
+            than so many are alive.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -69,8 +70,8 @@ class StorageTracker(TorchDispatchMode):
 
     @contextmanager
     def _watching_resizes(self) -> Iterator[None]:
-        """Count storages that are emptied and filled again, which no operator does: FSDP2 gathers weights
-        so."""
+        """Count storages that are emptied and filled again, which no operator does: FSDP2 gathers
+        weights so."""
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -115,7 +116,8 @@ class StorageTracker(TorchDispatchMode):
             self._count(value.untyped_storage())
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a fake one among real ones: DTensors compute the shapes of results with them."""
+        """Whether it is a fake one among real ones: DTensors compute the shapes of results with
+        them."""
         return not self._of_fakes and isinstance(tensor, FakeTensor)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -126,8 +128,8 @@ class StorageTracker(TorchDispatchMode):
             return
 
         if counted is None:
-            # A reference to the Python wrapper dies with the C++ storage: torch keeps the one wrapper
-            # alive with it.
+            # A reference to the Python wrapper dies with the C++ storage: torch keeps the one
+            # wrapper alive with it.
             self._references[key] = weakref.ref(storage, partial(self._freed, key))
         self._sizes[key] = size
         self.live += size - (counted or 0)
@@ -154,13 +156,13 @@ def wraps_tensors(kind: type) -> bool:
 
 
 class AllocationRecord:
-    """The peak of CPU tensors allocated while the context is open, known when it is left: for steps that
-    compile.
+    """The peak of CPU tensors allocated while the context is open, known when it is left: for steps
+    that compile.
 
-    It reads the CPU allocator's events from the profiler. On plain steps of linear layers its bytes are
-    the tracker's; it also counts scratch memory of kernels (convolutions) and the random states that
-    checkpointing keeps. Every operator costs some hundred bytes of the process until the end, so it is
-    for a few steps, and it has no limit.
+    It reads the CPU allocator's events from the profiler. On plain steps of linear layers its bytes
+    are the tracker's; it also counts scratch memory of kernels (convolutions) and the random states
+    that checkpointing keeps. Every operator costs some hundred bytes of the process until the end,
+    so it is for a few steps, and it has no limit.
 
     Attributes:
         peak: without what was allocated before the context.

@@ -21,7 +21,7 @@ from autofit.report.markdown import markdown
 FORMATS = ("html", "svg", "png", "md")
 _DAMAGED = "Restore it, or let autofit search --resume --out write it again."
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_BROWSER_FLAGS = (
+BROWSER_FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -190,7 +190,7 @@ def _conversion(source: Path, made: Path, size: tuple[int, int]) -> list[str]:
     width, height = size
     return [
         chromium,
-        *_BROWSER_FLAGS,
+        *BROWSER_FLAGS,
         f"--user-data-dir={source.parent}/profile",
         f"--force-device-scale-factor={_SHARPNESS}",
         f"--screenshot={made}",

@@ -45,7 +45,7 @@ _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs 
 # need not be.
 _LOOK_SHARE = 0.5
 _FOLLOW_SHARE = 0.75
-_AND_MORE = 1.15  # times what is done
+_LITTLE_MORE = 1.15  # times what is done
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
 Followed = tuple[Estimate, Timeline]
@@ -333,8 +333,8 @@ class _Progress:
         self._done = 0
         self._left = 0
 
-        # About as many as values of knobs change what is traced, and a few steps that are followed; on
-        # several devices for each degree by which these can be divided.
+        # About as many as values of knobs change what is traced, and a few steps that are followed;
+        # on several devices for each degree by which these can be divided.
         values = 0
         for knob, offered in question.knobs.items():
             if knob_named(knob).trace is Trace.OWN:
@@ -363,8 +363,8 @@ class _Progress:
         self._tell()
 
     def _tell(self) -> None:
-        # Where it takes more than expected, nobody knows how much: some more.
-        expected = max(self._expected, _AND_MORE * self._done + self._left + 1)
+        # A search that takes longer than expected is taken to need a little more.
+        expected = max(self._expected, _LITTLE_MORE * self._done + self._left + 1)
         share = self._done / expected
         seconds = time.monotonic() - self._begin
         left = seconds / share - seconds if self._done else None

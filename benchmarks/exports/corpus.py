@@ -62,18 +62,22 @@ def outcome(
         tuned = tune(path, gpu_mem=gpu_mem, time_limit=time_limit, **given)
     except AutofitError as error:
         return "no answer", str(error)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        save(tuned, output)
     unreported = unreported_changes(found, tuned, path.name)
     if unreported:
         return "fault", f"{', '.join(unreported)} changed as well"
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        save(tuned, output)
     keys = ", ".join(tuned.changes)
     return "tuned", f"{time.monotonic() - begun:.0f} s: {keys or 'nothing to change'}"
 
 
 def unreported_changes(found: Reading, tuned: Tuned, name: str) -> list[str]:
-    """The keys that say something else in the tuned file, and are not among its changes."""
+    """The keys that say something else in the tuned file, and are not among its changes.
+
+    Args:
+        name: of the file, which tells a script from YAML.
+    """
     before = flat(found.document.keys)
     written = document_of(tuned.text, name)
     after = flat(written.keys)

@@ -10,26 +10,11 @@ import pytest
 
 from autofit.core.record import Record
 from autofit.report.html import report_page
-from autofit.report.run_report import browser
+from autofit.report.run_report import BROWSER_FLAGS, browser
 
 CHROMIUM = browser()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-FLAGS = (
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--hide-scrollbars",
-    ),
-    *(
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--enable-logging=stderr",
-    ),
-)
+FLAGS = (*BROWSER_FLAGS, "--enable-logging=stderr")
 # What a reader does, and what they then see.
 ACTIONS = """
 <script>
