@@ -181,7 +181,11 @@ def tune(
     )
     if result.config is None:
         message = f"no config that learns what {found.name} says is predicted to fit."
-        remedy = "Free a key with --free, such as optimizer, or take a larger card."
+        larger = "a larger card"
+        for each in result.remedies:
+            if each.kind == "memory":
+                larger = f"{' '.join(each.options)}, which is predicted to be enough"
+        remedy = f"Free a key with --free, such as optimizer, or take {larger}."
         raise NothingFitsError(message, remedy)
 
     after = as_read(before, Config({**before.config, **result.config}), workload)

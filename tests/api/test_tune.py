@@ -5,6 +5,7 @@ import json
 import pickle
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from autofit.api.tool_file import read
 from autofit.api.tune import Tuned, save
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError
+from autofit.core.estimate import Remedy
 from autofit.core.workload import Workload
 from autofit.export.importers.document import flat
 from autofit.techniques import all_techniques
@@ -131,6 +133,16 @@ def test_what_is_kept_stays_and_what_is_free_may_change(
     assert {"full", "none"} <= set(asked["activation_checkpointing"])
     with pytest.raises(InputError, match="wings is no key that autofit tunes"):
         autofit.tune(path, free=["wings"], gpu="rtx-4090")
+
+
+def test_where_nothing_fits_it_says_what_would_be_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = Remedy("memory", ("--gpu-mem", "3.7"), Config(), 2**31)
+    found = SimpleNamespace(config=None, remedies=(more,))
+    monkeypatch.setattr("autofit.api.tune.search", lambda *_, **__: found)
+    with pytest.raises(NothingFitsError, match=r"take --gpu-mem 3\.7, which is predicted"):
+        autofit.tune(written(tmp_path), gpu_mem=0.8)
 
 
 def test_packed_samples_keep_their_attention(
