@@ -29,6 +29,7 @@ from autofit.core.options import SearchOptions, search_options
 from autofit.core.plain import to_plain
 from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
+from autofit.estimate.fake_device import kernels_of
 from autofit.estimate.figures import predict_all
 from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace
@@ -39,7 +40,6 @@ from autofit.models.huggingface import of_length
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on, target_hardware
 
-_AMPERE = (8, 0)  # cards from here on take other attention kernels; else a trace depends on no card
 _PRECISION = 8  # the longest sequence is found to an eighth of itself
 _SHORTEST = 16  # tokens of the sequences to try
 _LONGEST = 2**20
@@ -338,7 +338,7 @@ def _on_cards(
     group: Hardware,
 ) -> Iterator[dict[str, Any]]:
     """The figures of a config on so many of each card; None, and why, where it is impossible."""
-    traces: dict[bool, Trace] = {}  # cards share them
+    traces: dict[tuple[bool, ...], Trace] = {}  # cards with the same kernels share them
     for target in cards:
         hardware = hardware_of(target).of_several(group.devices, group.nodes, group.link)
         figures = {**dict.fromkeys(_FIGURES), "fits": "no"}
@@ -347,11 +347,11 @@ def _on_cards(
         else:
             reason = techniques.refuse(config, workload, hardware)
             if not reason:
-                is_ampere = target.capability >= _AMPERE
-                if is_ampere not in traces:
-                    traces[is_ampere] = trace(workload, config, hardware)
+                kernels = kernels_of(hardware)
+                if kernels not in traces:
+                    traces[kernels] = trace(workload, config, hardware)
                 budget = budget_for(SearchOptions(), hardware)
-                figures = _figures(estimate_on(traces[is_ampere], workload, hardware, budget))
+                figures = _figures(estimate_on(traces[kernels], workload, hardware, budget))
 
         yield {
             "name": target.name,

@@ -133,13 +133,39 @@ class _QuickFakes(FakeTensorMode):
         result.append(tuple(key))
 
 
+def kernels_of(hardware: Hardware) -> tuple[bool, ...]:
+    """What of a card its traces depend on; cards of which it is the same share them.
+
+    It is which kernels of attention PyTorch takes there, and how much cuBLAS holds.
+    """
+    return (
+        _of_ampere(hardware),
+        _of_hopper(hardware),
+        _prefers_cudnn(hardware),
+        hardware.capability in _LITTLE_SHARED_MEMORY,
+    )
+
+
+def _of_ampere(hardware: Hardware) -> bool:
+    """Whether it is of this generation or a later one, as a card that is not known is."""
+    return hardware.capability is None or hardware.capability >= _AMPERE
+
+
+def _of_hopper(hardware: Hardware) -> bool:
+    return hardware.capability is not None and hardware.capability >= _HOPPER
+
+
+def _prefers_cudnn(hardware: Hardware) -> bool:
+    return hardware.capability is not None and hardware.capability[0] in _CUDNN_FIRST
+
+
 def workspace_bytes(hardware: Hardware) -> int:
     """What cuBLAS holds in PyTorch's allocator from the first backward on (CUDABlas' CublasHandlePool.cpp). Handles are
     per thread, and each has a workspace: one for the forward, one for the thread of the backward."""
     if hardware.device != "cuda":
         return 0
-    hopper = hardware.capability is not None and hardware.capability >= _HOPPER
-    return 2 * (_HOPPER_WORKSPACE if hopper else _WORKSPACE)
+    each = _HOPPER_WORKSPACE if _of_hopper(hardware) else _WORKSPACE
+    return 2 * each
 
 
 def _of_cpu_autocast(query: Callable[[str], Any]) -> Callable[..., Any]:
@@ -332,7 +358,7 @@ def _cuda_attention(
 
 def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
     """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where it comes first."""
-    preferred = hardware.capability is not None and hardware.capability[0] in _CUDNN_FIRST
+    preferred = _prefers_cudnn(hardware)
     sizes = call.query.shape[-1], call.value.shape[-1]
     supported = not any(size % 8 for size in sizes) and (
         max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS
@@ -347,7 +373,7 @@ def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
 def _takes_flash(call: _Attention, hardware: Hardware) -> bool:
     """can_use_flash_attention: half precision on Ampere and later, one head size up to 256, no mask."""
     size = call.query.shape[-1]
-    ampere = hardware.capability is None or hardware.capability >= _AMPERE
+    ampere = _of_ampere(hardware)
     one_size = size == call.key.shape[-1] == call.value.shape[-1] and size <= _FLASH_HEAD
     square = not call.is_causal or call.query.shape[-2] == call.key.shape[-2]
     small_card = hardware.capability in _LITTLE_SHARED_MEMORY and torch.is_grad_enabled()
@@ -359,7 +385,7 @@ def _takes_flash(call: _Attention, hardware: Hardware) -> bool:
 def _takes_efficient(call: _Attention, hardware: Hardware) -> bool:
     """can_use_mem_efficient_attention: rows that are whole 16 bytes (minimum_gemm_alignment), no groups."""
     query, value = call.query, call.value
-    ampere = hardware.capability is None or hardware.capability >= _AMPERE
+    ampere = _of_ampere(hardware)
     fp16 = query.dtype is torch.float16
     supported = fp16 or query.dtype is torch.float32 or (ampere and query.dtype is torch.bfloat16)
     elements = _EFFICIENT_ALIGNMENT // query.itemsize if ampere or fp16 else 1

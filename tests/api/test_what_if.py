@@ -15,8 +15,9 @@ from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Estimate, Remedy
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.fake_device import kernels_of
 from autofit.estimate.trace import trace
-from autofit.hardware.catalogue import card, card_names
+from autofit.hardware.catalogue import card_names
 from tests import tiny
 
 PLAIN = {"precision": "bf16", "micro_batch_size": 2, "activation_checkpointing": "full"}
@@ -215,15 +216,17 @@ def test_the_cards_that_a_config_fits() -> None:
     assert rows["h100"]["step_seconds"] == pytest.approx(alone.step_seconds)
 
 
-def test_old_cards_are_predicted_as_themselves() -> None:
+def test_each_generation_of_cards_is_predicted_as_itself() -> None:
     config = {"precision": "fp16-mixed", "micro_batch_size": 4}
-    workload = tiny.llama_workload()
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}  # of 64, as all kernels can
+    workload = tiny.llama_workload(
+        sequence_length=4096, hidden_size=512, max_position_embeddings=4096, **heads
+    )
     rows = {row["name"]: row for row in what_if.fitting_cards(workload, config)["cards"]}
-    for name in ("t4", "a100-40gb"):
+    for name in ("t4", "a100-40gb", "rtx-4090", "h100", "b200"):
         alone = estimate(workload, config, gpu=name)
-        assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(
-            name
-        ).title
+        assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, name
+        assert rows[name]["step_seconds"] == alone.step_seconds, name
 
 
 def test_several_of_a_card_are_predicted_as_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +239,9 @@ def test_several_of_a_card_are_predicted_as_themselves(monkeypatch: pytest.Monke
     monkeypatch.setattr(what_if, "trace", counted)
     workload = tiny.llama_workload()
     answer = what_if.fitting_cards(workload, devices=(4, 1, 8), link="nvlink4")
-    assert [each.world for each in traced] == [1, 4]  # for all cards that run the same operators
+    kinds = [(kernels_of(each), each.world) for each in traced]
+    assert len(kinds) == len(set(kinds))  # once for all cards that run the same kernels
+    assert {world for _, world in kinds} == {1, 4}
     assert [each["config"]["data_parallel"] for each in answer["configs"]] == [None, "fsdp"]
     rows = {(row["name"], row["devices"]): row for row in answer["cards"]}
     assert rows.keys() == {(name, devices) for name in card_names() for devices in (1, 4, 8)}
