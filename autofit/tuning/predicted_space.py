@@ -155,7 +155,8 @@ class SpaceSearch:
         """Follow the best config of each tier until one surely fits, and say what was seen.
 
         Raises:
-            ProbeError: nothing was predicted in time.
+            ProbeError: nothing was predicted in time; RefusedError: every config is impossible for
+            this model.
         """
         self.local.add(self._starts)
         self._show_best()
@@ -177,8 +178,11 @@ class SpaceSearch:
                     asked[name] = preferred
                 cut_short |= self._is_over()
 
-            if cut_short:
-                self._check_known()
+            if cut_short and self._nothing_known():
+                raise ProbeError(
+                    "no config could be predicted in the time that there was.",
+                    "Give a longer --time-limit.",
+                )
             if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
                 break
             self._follow_all(asked)
@@ -196,16 +200,15 @@ class SpaceSearch:
             for name in self._tiers:
                 self.local.refine(name, tracing=False)
 
+        if self._nothing_known():
+            # Following one says why: the model, say, has layers that take no such weights.
+            trace(self.workload, self._starts[0], self.question.hardware)
+
         rows = list(self.local.rows.values())
         return Answer(rows, self._followed, self._close, cut_short)
 
-    def _check_known(self) -> None:
-        """Raise a ProbeError where not even one config could be predicted."""
-        if all(math.isnan(row.seconds) for row in self.local.rows.values()):
-            raise ProbeError(
-                "no config could be predicted in the time that there was.",
-                "Give a longer --time-limit.",
-            )
+    def _nothing_known(self) -> bool:
+        return all(math.isnan(row.seconds) for row in self.local.rows.values())
 
     def _at(self, share: float) -> float:
         """When a share of the time is over."""

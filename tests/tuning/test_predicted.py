@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import autofit
-from autofit.core.errors import InputError, NoDeviceError, ProbeError
+from autofit.core.errors import InputError, NoDeviceError, ProbeError, RefusedError
 from autofit.core.events import Event, Note, PhaseProgressed, PhaseStarted, SearchStarted
 from autofit.core.options import search_options
 from autofit.core.record import Record
@@ -209,6 +209,16 @@ def test_no_time_for_one_prediction_is_an_error(tmp_path: Path, executor: LocalE
     question = dataclasses.replace(question_of(workload, tmp_path), until=0.0)
     with pytest.raises(ProbeError, match="no config could be predicted in the time"):
         executor.run(search_space, workload, question, log="none.log", timeout=300)
+
+
+def test_a_space_that_is_impossible_for_the_model_says_why(
+    tmp_path: Path, executor: LocalExecutor
+) -> None:
+    workload = tiny.llama_workload(8, hidden_size=1024)  # two heads of 512
+    question = question_of(workload, tmp_path)
+    question = dataclasses.replace(question, knobs=question.knobs | {"attention": ("flash",)})
+    with pytest.raises(RefusedError, match="flash-attn's kernel does not support this model"):
+        executor.run(search_space, workload, question, log="why.log", timeout=300)
 
 
 def test_no_change_of_one_or_two_knobs_of_an_answer_is_better(

@@ -57,6 +57,7 @@ _SIZES = {
     "tensor_parallel_size": "tensor_parallel",
     "context_parallel_size": "context_parallel",
 }
+_TWO_KERNELS = "gemma4_hybrid_attn_impl"
 _LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
 _CUT, _CUT_PLUGIN = "cut_cross_entropy", "CutCrossEntropyPlugin"
@@ -228,6 +229,11 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         )
     if keys.get("attn_implementation") == "flex_attention":
         notes.append("flex_attention is predicted as flash attention, which saves the same.")
+    if keys.get(_TWO_KERNELS):
+        notes.append(
+            f"{_TWO_KERNELS}: heads too large for flash attention are computed by PyTorch's own "
+            "attention; all are predicted so."
+        )
     if keys.get(_TILES) and not keys.get(f"{_TILES}_use_original_mlp"):
         notes.append("axolotl compiles tiled MLPs, which then need less memory than predicted.")
     if keys.get("activation_offloading") == _LEGACY:
@@ -294,7 +300,16 @@ def _read(keys: Keys, _: Division) -> Keys:
     for name, value in _OLDER_ATTENTION.items():
         if keys.get(name) is True:
             read.setdefault("attn_implementation", value)
+    if keys.get(_TWO_KERNELS):
+        read["attn_implementation"] = "sdpa"
     return read
+
+
+def _keeps(keys: Keys) -> tuple[str, ...]:
+    """Packed samples see one another but with flash attention."""
+    if keys.get("sample_packing") or keys.get(_TWO_KERNELS):
+        return ("attn_implementation",)
+    return ()
 
 
 def _is_torchao_8bit(keys: Keys) -> bool:
@@ -322,8 +337,7 @@ IMPORTER = Importer(
     trains=_trains,
     fields=_fields,
     stretches=True,
-    # Packed samples see one another but with flash attention.
-    keeps=lambda keys: ("attn_implementation",) if keys.get("sample_packing") else (),
+    keeps=_keeps,
     notes=_notes,
     rounds=_rounds,
     defaults=_DEFAULTS,

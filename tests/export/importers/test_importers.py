@@ -395,6 +395,17 @@ def test_torchaos_adamw_of_axolotl_has_as_large_a_state() -> None:
     assert importer.notes(rounding) == ()
 
 
+def test_heads_too_large_for_flash_attention_are_computed_otherwise() -> None:
+    keys = {**AXOLOTL, "attn_implementation": "flash_attention_2", "sample_packing": False}
+    importer = importer_of(keys, "file")
+    assert read(importer, keys).attention == "flash"
+    assert importer.keeps(keys) == ()
+    two = {**keys, "gemma4_hybrid_attn_impl": True}
+    assert read(importer, two).attention == "sdpa"
+    assert importer.keeps(two) == ("attn_implementation",)
+    assert "too large for flash attention" in importer.notes(two)[0]
+
+
 def test_what_axolotl_does_without_a_key() -> None:
     cut = {**AXOLOTL, "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}
     assert read(importer_of(cut, "a"), cut).loss == "chunked"
