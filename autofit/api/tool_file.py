@@ -25,6 +25,7 @@ from autofit.export.importers.division import Division
 from autofit.export.importers.document import Document
 from autofit.export.importers.frozen import Weights
 from autofit.export.importers.importer import Importer, Keys, config_of
+from autofit.export.importers.known_keys import note_on_unknown
 from autofit.export.source import ExportSource
 from autofit.models import HuggingFaceModel, with_parts
 from autofit.models.trained_parts import parts_of
@@ -126,6 +127,9 @@ def read(
     config = _on_devices(name, config, workload, there)
     notes += importer.notes({**keys, importer.model: trained.named})
     notes += division.notes
+    unknown = note_on_unknown(importer.tool.name, keys)
+    if unknown is not None:
+        notes.append(unknown)
     return Reading(
         path=path,
         document=document,

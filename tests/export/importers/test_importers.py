@@ -17,6 +17,7 @@ from autofit.export.importers import IMPORTERS, importer_of
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
 from autofit.export.importers.importer import Importer, changes, config_of
+from autofit.export.importers.known_keys import known_keys, note_on_unknown
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
 from autofit.models.tiled_mlp import TiledMlp
@@ -70,6 +71,7 @@ def test_what_is_written_is_read_back(importer: Importer, case: str) -> None:
     text = next(iter(made.files.values()))
     keys = flat(yaml.safe_load(text))
     assert importer_of(keys, "file.yaml") is importer
+    assert note_on_unknown(importer.tool.name, keys) is None
     found = read(importer, keys)
 
     deviating = {departure.knob for departure in made.departures}
@@ -225,6 +227,22 @@ def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
         read(importer_of(strange, "x.yaml"), strange)
     with pytest.raises(InputError, match="lora_r must be a number"):
         read(importer_of(AXOLOTL, "x"), {**AXOLOTL, "lora_r": "many"})
+
+
+def test_keys_that_a_tool_does_not_know_are_named() -> None:
+    assert note_on_unknown("axolotl", AXOLOTL) is None
+    nested = {"fsdp_config.anything": True, "datasets": []}
+    assert note_on_unknown("axolotl", nested) is None
+    version, known = known_keys("llamafactory")
+    assert "finetuning_type" in known
+    assert note_on_unknown("llamafactory", {"finetuning_typ": "lora", "cutoff_len": 1}) == (
+        f"{version} does not know the key finetuning_typ (finetuning_type?); it stays as it is."
+    )
+    started = {"ENV.NPROC_PER_NODE": 2, "launcher.nnodes": 1, "qqq": 1, "zzz.a": 1, "zzz.b": 2}
+    version, _ = known_keys("msswift")
+    assert note_on_unknown("msswift", started) == (
+        f"{version} does not know the keys qqq, zzz; they stay as they are."
+    )
 
 
 ODD: tuple[Any, ...] = (
