@@ -15,8 +15,10 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
+from torch.utils._mode_utils import no_dispatch
 
 from autofit.core.hardware import Hardware
 from autofit.estimate.known_values import value_of
@@ -36,6 +38,11 @@ _CUDNN_HEAD, _CUDNN_HEADS = (128, (192, 128))
 _LITTLE_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0))
 _MATCHING = "linear_sum_assignment"
 _EFFICIENT_ALIGNMENT = 16  # bytes of a row that the efficient kernel reads at once
+# How code names its parts for a profiler; FSDP does so at each step of its own.
+_RANGES = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
 _PLAIN = (
     int,
     float,
@@ -99,7 +106,60 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
 
 
 class _QuickFakes(FakeTensorMode):
-    """The mode with shorter keys of what it remembers of operators, whose making took a fifth of a trace."""
+    """The mode with shorter keys of what it remembers of operators, and results made from that
+    without the mode's checks. Both took half of a trace."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # By device the one that a new fake tensor is said to be on, and all that it holds beside
+        # its shape.
+        self._fresh: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # The mode remembers neither, and runs all of its checks each time.
+        if func is torch.ops.aten._unsafe_view.default:
+            func = torch.ops.aten.view.default
+        elif func in _RANGES:
+            with no_dispatch():
+                return func(*args, **(kwargs or {}))
+        return self.dispatch(func, types, args, kwargs or {})
+
+    def _get_output_tensor_from_cache_entry(
+        self, state: Any, entry: Any, key: Any, func: Any, args: Any
+    ) -> FakeTensor | None:
+        made = entry.metadata
+        fresh = self._fresh.get(made.device) if made is not None else None
+        if (
+            fresh is None
+            or entry.inplace_idx is not None
+            or made.layout is not torch.strided
+            or made.is_conj
+            or made.is_neg
+        ):
+            fake = super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+            if made is not None and entry.inplace_idx is None and fake is not None:
+                self._fresh.setdefault(made.device, (fake.fake_device, dict(fake.__dict__)))
+            return fake
+
+        device, attributes = fresh
+        with no_dispatch():
+            if isinstance(func, OpOverload) and func.is_view:
+                storage = args[entry.view_idx].untyped_storage()
+                meta = torch.empty(0, dtype=made.dtype, device="meta")
+                meta.set_(storage, made.storage_offset, made.shape, made.stride)
+            else:
+                meta = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
+
+        fake = torch.Tensor._make_subclass(
+            FakeTensor,
+            meta,
+            made.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        fake.__dict__.update(attributes)
+        return fake
 
     def _prep_args_for_hash(
         self, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]
