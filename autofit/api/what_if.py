@@ -29,7 +29,7 @@ from autofit.core.options import SearchOptions, search_options
 from autofit.core.plain import to_plain
 from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
-from autofit.estimate.fake_device import kernels_of
+from autofit.estimate.cuda_kernels import kernels_of
 from autofit.estimate.figures import predict_all
 from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Set
 
 from autofit.core.hardware import Hardware
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.peak import rounded
 from autofit.estimate.step_trace import Trace
 from autofit.hardware.caching_allocator import reserved_by

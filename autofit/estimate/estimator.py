@@ -12,7 +12,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.calibration import Calibration
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.peak import (
     LEAST_COMPILED,
     MOST_COMPILED,

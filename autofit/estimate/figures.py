@@ -14,7 +14,7 @@ from autofit.core.files import cache_file, digest, read_cache, write_cache
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.estimate.processes import Workers
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for

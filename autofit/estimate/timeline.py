@@ -14,8 +14,8 @@ from autofit.core.estimate import KINDS, Timeline
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.estimator import times_of
-from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of, rounded
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import Rates, rates_for

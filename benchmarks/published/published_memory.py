@@ -23,7 +23,7 @@ from torch import nn
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card

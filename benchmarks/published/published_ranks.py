@@ -20,7 +20,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.allocator_events import reserved_for
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.optimizer_state import cost_of_update
 from autofit.estimate.peak import peak_of
 from autofit.estimate.ranks import step_seconds

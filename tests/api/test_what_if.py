@@ -15,7 +15,7 @@ from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Estimate, Remedy
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.fake_device import kernels_of
+from autofit.estimate.cuda_kernels import kernels_of
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card_names
 from tests import tiny

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.estimate.allocator_events import TwoSteps, reserved_for
-from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.peak import peak_of
 from autofit.hardware.caching_allocator import reserved_by, round_size
 from tests.estimate.traced import AMPERE, traced

@@ -9,7 +9,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.estimate.fake_device import fake_device, workspace_bytes
+from autofit.estimate.cuda_kernels import workspace_bytes
+from autofit.estimate.fake_device import fake_device
 
 A100 = Hardware("cuda", "A100", 40 * GIB, GIB, GIB, 8, (8, 0))
 A10G = replace(A100, capability=(8, 6))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.estimator import predict
-from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.figures import predict_all
 from autofit.estimate.layouts import have_few_shards, standing_for
 from autofit.estimate.peak import peak_of

@@ -11,8 +11,8 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.workload import Traits, Workload
+from autofit.estimate.cuda_kernels import workspace_bytes
 from autofit.estimate.estimator import predict
-from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.figures import HOST_TOO_SMALL, predict_all
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
