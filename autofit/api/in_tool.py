@@ -245,8 +245,9 @@ def _judged(title: str, watched: Watched, said: Said, tokens: int) -> InTool:
         failed = f"{title} did not finish {TRACKED + TIMED} steps in the time that it was given."
     elif watched.code or len(times) < TIMED:
         failed = f"{title} did not train {TRACKED + TIMED} steps from the tuned file."
-    log = _log_path(said) if failed else None
-    if failed and log:
+    log = None
+    if failed:
+        log = _log_path(said)
         lines = watched.said.splitlines()[-_LAST_LINES:]
         write_atomically(log, "".join(f"{line}\n" for line in lines))
         failed += f" Its last lines are in {log}."

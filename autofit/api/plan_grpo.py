@@ -191,12 +191,15 @@ def plan_grpo(
         completion_len,
         beta,
     )
-    given = {*(() if config is None else knobs_of(config)), *options.get("set", {})}
+    given = set(options.get("set", {}))
+    if config is not None:
+        given |= set(knobs_of(config))
     base = _predicted(workload, config, options, given)
     _check_vllm(base, vllm)
     generator = _generator(base, vllm, vllm_tensor_parallel)
     usable = base.budget.cap_bytes(base.hardware.device)
-    asleep = generator.graphs if vllm == "colocate" else 0
+    shares_card = vllm == "colocate"
+    asleep = generator.graphs if shares_card else 0
 
     chosen = _largest_that_fits(base, given, usable - asleep)
     prediction = base
@@ -205,7 +208,9 @@ def plan_grpo(
 
     estimate = prediction.estimate
     at_rest = _at_rest(estimate)
-    levels = _levels(generator, estimate.high, at_rest, usable) if vllm == "colocate" else ()
+    levels: tuple[Level, ...] = ()
+    if shares_card:
+        levels = _levels(generator, estimate.high, at_rest, usable)
     trains = chosen is not None and estimate.high <= usable - asleep
     recommended, generates = _recommended(prediction, generator, levels, at_rest, vllm)
     recommended |= {
@@ -406,8 +411,9 @@ def _recommended(
     sleeps = levels[0].cache < generator.cache
     cache = levels[2 if sleeps else 0].cache
     share = max(0, generator.fixed + cache) / total
-    is_whole_cache = cache == generator.cache
-    hundredths = math.ceil(share * 100) if is_whole_cache else math.floor(share * 100)
+    hundredths = math.floor(share * 100)
+    if cache == generator.cache:  # all of it is wanted
+        hundredths = math.ceil(share * 100)
     keys["vllm_gpu_memory_utilization"] = hundredths / 100
     keys["vllm_enable_sleep_mode"] = sleeps
     return keys, cache >= generator.sequence

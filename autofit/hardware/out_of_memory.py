@@ -75,7 +75,9 @@ def is_host_out_of_memory(error: BaseException) -> bool:
 def asked_bytes(error: BaseException) -> int | None:
     """The allocation that failed, where the error names it, as PyTorch's do."""
     found = _ASKED.search(message_of(_unwrapped(error)))
-    return int(float(found["size"]) * _UNITS[found["unit"]]) if found else None
+    if found is None:
+        return None
+    return int(float(found["size"]) * _UNITS[found["unit"]])
 
 
 def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:

@@ -218,7 +218,9 @@ def watch(
     """
 
     def number(name: str) -> int | None:
-        return int(environment[name]) if name in environment else None
+        if name not in environment:
+            return None
+        return int(environment[name])
 
     on_cuda = environment.get("WATCHED_DEVICE") == "cuda"
     compiles = "WATCHED_COMPILES" in environment
