@@ -6,7 +6,8 @@ from autofit.export.fragments import Case, Fragments
 from autofit.export.template import call, fill, import_from, template
 
 # Kinds of models whose logits are those of a linear layer without a bias on what the base model
-# returns, but for a soft-cap or a scale that the config names. Tests compare each with its own loss.
+# returns, but for a soft-cap or a scale that the config names. The tests compare each with its own
+# loss.
 PLAIN_HEADS = (
     "cohere",
     "cohere2",

@@ -77,7 +77,8 @@ def _under_autocast(case: Case) -> Fragments:
         held = f"frozen weights in {low}"
         # Autocast makes products of any input; a frozen norm before them needs it in the low dtype.
         input_dtype = low
-        # Beside quantized weights adapters are made in float32, but a new head is loaded as they are.
+        # Adapters beside quantized weights are made in float32; a new head is loaded as frozen
+        # weights are.
         if case.has_new_head or case.config.quantization == "none":
             place = _cast(case, f"torch.float32 if parameter.requires_grad else torch.{low}")
     return Fragments(
