@@ -1,5 +1,5 @@
-"""The header of every exported file and of train.py: what was measured, where, with which versions. These are plain
-lines; each file format makes its own comments of them."""
+"""The header of every exported file and of train.py: what was measured, where, with which versions.
+These are plain lines; each file format makes its own comments of them."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,32 +27,45 @@ def script_header(
     changes: Sequence[str],
     run: str = "python",
 ) -> str:
-    """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did; `run`:
-    the command that starts it."""
-    used = listed([f"{name} {versions[name]}" if name in versions else name for name in packages])
-    by = f" (autofit {versions['autofit']})" if "autofit" in versions else ""
-    blocks = ["\n".join(_wrapped(f"{figures} It needs {used}{by}."))]
+    """The text below the title of train.py.
+
+    Args:
+        figures: a `measured_sentence`.
+        packages: what has to be installed.
+        changes: what changing one knob did, a line each.
+        run: the command that starts it.
+    """
+    used = [f"{name} {versions[name]}" if name in versions else name for name in packages]
+    needs = listed(used)
+    if "autofit" in versions:
+        needs += f" (autofit {versions['autofit']})"
+    blocks = ["\n".join(_wrapped(f"{figures} It needs {needs}."))]
+
     if changes:
-        lines = (f"    {one_line(change)}" for change in changes)
+        lines = [f"    {one_line(change)}" for change in changes]
         blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
+
     command = f"{run} train.py --data FILE --weights DIRECTORY --output DIRECTORY"
-    return "\n\n".join([*blocks, textwrap.indent(command, "    ")])
+    blocks.append(textwrap.indent(command, "    "))
+    return "\n\n".join(blocks)
 
 
 def export_header(
     tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str
 ) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
-    by = f", by autofit {source.versions['autofit']}" if "autofit" in source.versions else ""
-    title = f"Training {source.model} with the keys of {tool}{by}."
-    lines = [*_wrapped(title), *_wrapped(" ".join(_sentences(source))), ""]
+    title = f"Training {source.model} with the keys of {tool}"
+    if "autofit" in source.versions:
+        title += f", by autofit {source.versions['autofit']}"
+    lines = [*_wrapped(f"{title}."), *_wrapped(" ".join(_sentences(source))), ""]
+
     if deviations:
         lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
-        lines += [
-            line for each in deviations for line in _wrapped(f"- {each.message}", indent="  ")
-        ]
+        for deviation in deviations:
+            lines += _wrapped(f"- {deviation.message}", indent="  ")
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
+
     yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
     return (*lines, "", yours, *(f"  {line}" for line in lines_of(run)))
 
@@ -64,41 +77,54 @@ def measured_sentence(
     *,
     world: int = 1,
 ) -> str:
-    """The figures and where they were measured, on how many devices; predicted figures are called that."""
+    """The figures and where they were measured, on how many devices; predicted figures are called
+    that."""
     name = hardware.get("name") or "an unknown device"
-    where = f"on {f'{world} x ' if world > 1 else ''}{hardware.get('measured_on') or name}"
-    if hardware.get("measured_on"):
+    measured_on = hardware.get("measured_on")
+    where = f"on {measured_on or name}"
+    if world > 1:
+        where = f"on {world} x {measured_on or name}"
+    if measured_on:
         where += f", for {name}"
     if hardware.get("budget_gib"):
-        where += f", within {hardware['budget_gib']:g} GiB{' each' if world > 1 else ''}"
-    if measured:
-        verified = " and verified in longer runs" if measured.get("verified") else ""
-        if (waited := measured.get("predicted_communication_seconds")) is not None:
-            alone = f"Rank 0 alone was measured, of a training {where}"
-            return f"{alone}; {waited:.2g} s of communication a step are predicted: {_figures(measured)}."
-        return f"Measured {where}{verified}: {_figures(measured)}."
-    if predicted:
+        where += f", within {hardware['budget_gib']:g} GiB"
+        if world > 1:
+            where += " each"
+
+    if predicted and not measured:
         return f"Nothing of it was measured. Predicted {where}: {_figures(predicted)}."
-    return f"Meant to run {where}; it was not measured."
+    if not measured:
+        return f"Meant to run {where}; it was not measured."
+
+    waited = measured.get("predicted_communication_seconds")
+    if waited is not None:
+        alone = f"Rank 0 alone was measured, of a training {where}"
+        apart = f"{waited:.2g} s of communication a step are predicted"
+        return f"{alone}; {apart}: {_figures(measured)}."
+    if measured.get("verified"):
+        where += " and verified in longer runs"
+    return f"Measured {where}: {_figures(measured)}."
 
 
 def _figures(known: Mapping[str, Any]) -> str:
     """Speed, seconds per step and peak memory, as far as they are known."""
     figures = []
-    unit = next((unit for unit in ("tokens", "samples") if known.get(f"{unit}_per_second")), None)
-    if unit:
-        figures.append(f"{number(known[f'{unit}_per_second'])} {unit} per second")
+    for unit in ("tokens", "samples"):
+        speed = known.get(f"{unit}_per_second")
+        if speed:
+            figures.append(f"{number(speed)} {unit} per second")
+            break
+
     step = known.get("step_seconds")
     if isinstance(step, Mapping):  # measured
-        figures.append(
-            f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})"
-        )
+        between = f"{step['low']:.3g} to {step['high']:.3g}"
+        figures.append(f"{step['median']:.3g} s per optimizer step ({between})")
     elif step:
         figures.append(f"{step:.3g} s per optimizer step")
+
     if peak := known.get("peak_gib"):
-        figures.append(
-            f"peak memory {peak.get('device') or peak.get('reserved') or peak['allocated']:g} GiB"
-        )
+        highest = peak.get("device") or peak.get("reserved") or peak["allocated"]
+        figures.append(f"peak memory {highest:g} GiB")
     elif peak := known.get("device_bytes"):
         figures.append(f"peak memory {peak['low'] / GIB:.3g} to {peak['high'] / GIB:.3g} GiB")
     return ", ".join(figures) or "no figures"
@@ -111,26 +137,28 @@ def _sentences(source: ExportSource) -> Iterator[str]:
     if source.device == "cuda":
         setting = f"{ALLOCATOR}={source.hardware.get('allocator') or EXPANDABLE}"
         yield f"Memory: {source.origin} under {setting}, to be set in the tool's environment too."
-    samples = (
-        f"{source.effective_batch_size} samples per optimizer step"
-        if source.effective_batch_size
-        else ""
-    )
-    tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
-    if samples or tokens:
-        data = (
-            "packed one after the other" if source.packing else "padded to the longest of a batch"
-        )
-        data = "" if source.packing is None else data
-        yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
+
+    work = []
+    if source.effective_batch_size:
+        work.append(f"{source.effective_batch_size} samples per optimizer step")
+    if source.sequence_length:
+        work.append(f"{source.sequence_length} tokens per sample")
+    if work and source.packing:
+        work.append("packed one after the other")
+    elif work and source.packing is False:
+        work.append("padded to the longest of a batch")
+    if work:
+        yield f"The work: {source.task}, {', '.join(work)}."
+
     if source.data and source.form in LEARNT:
         yield f"The data: {source.data}, of which {LEARNT[source.form]}."
     if task_named(source.task).continues_text:
         loss = source.config.loss
         yield f"The loss: {_LOSSES.get(loss, loss)}."
+
     used = [
-        f"{name} {each}"
-        for name, each in source.versions.items()
+        f"{name} {version}"
+        for name, version in source.versions.items()
         if name not in ("autofit", "optuna")
     ]
     if used:

@@ -1,7 +1,8 @@
-"""train.py: a config as a stand-alone script, as one would write it by hand for just this model and config.
+"""train.py: a config as a stand-alone script, as one would write it by hand for just this model and
+config.
 
-It repeats what `training` does with the same config, in plain torch and the libraries behind the techniques, without
-importing autofit. What a knob adds is in `knobs`, what a task adds in `tasks`.
+It repeats what `training` does with the same config, in plain torch and the libraries behind the
+techniques, without importing autofit. What a knob adds is in `knobs`, what a task adds in `tasks`.
 """
 
 import textwrap
@@ -35,15 +36,13 @@ from autofit.models.tasks import auto_class
 from autofit.models.trained_parts import check_parts
 
 _NOT_ARCHITECTURE = (
-    *(
-        "_name_or_path",
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "auto_map",
-        "id2label",
-        "label2id",
-    ),
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "auto_map",
+    "id2label",
+    "label2id",
     "model_type",
 )
 _STANDARD = (
@@ -56,8 +55,8 @@ _STANDARD = (
 _INSTEAD = "Run it with `autofit train`."
 _LONG = 80  # a context and its comment, which are indented by up to three levels
 _NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the user's own
-# What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
-# make a busy machine many times slower.
+# What probes run under: with fixed segments the same config may not fit a card, and threads that
+# spin while they wait make a busy machine many times slower.
 _EARLY = {
     "cuda": (
         'if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # which would no longer count',
@@ -65,7 +64,10 @@ _EARLY = {
     ),
     "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as {origin}; read by torch',),
 }
-_TOKENIZER = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
+_TOKENIZER = (
+    'parser.add_argument("--tokenizer", '
+    'help="name or directory; else beside the weights, else bytes")'
+)
 _TEACHER = 'parser.add_argument("--teacher", required=True, help="directory of the larger model")'
 _TOLD = "print(f\"weights: {args.weights or 'random'}\")"
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
@@ -100,13 +102,18 @@ def train_script(
     changes: Sequence[str] = (),
     predicted: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """The text of a train.py that runs `config` without autofit; None for a model that is not of transformers.
+    """The text of a train.py that runs `config` without autofit; None for a model that is not of
+    transformers.
 
     Args:
-        workload: Workload.summary(); `source`: where the model came from; `model_config`: its config as transformers
-            writes it, with `model_type`.
-        measured: Measurement.to_measured(), for the header; `changes`: lines on what changing one knob did;
-            `predicted`: Estimate.to_predicted(), where nothing was measured.
+        workload: Workload.summary().
+        source: where the model came from.
+        model_config: its config as transformers writes it, with `model_type`.
+        measured: Measurement.to_measured(), for the header.
+        versions: of the packages that it was measured with.
+        hardware: where it was measured.
+        changes: lines on what changing one knob did.
+        predicted: Estimate.to_predicted(), where nothing was measured.
 
     Raises:
         InputError: the script cannot express the config, or its batch sizes contradict.
@@ -118,143 +125,165 @@ def train_script(
         return None
 
     task = _with_loss_options(task, source.get("loss_options") or {})
-    packing = workload.get("packing")
     apart = bool(workload.get("document_tokens"))
+    packing = workload.get("packing")
     if packing is not None:
-        script = (
-            packed_samples(task.script, apart=apart) if packing else padded_samples(task.script)
-        )
+        script = padded_samples(task.script)
+        if packing:
+            script = packed_samples(task.script, apart=apart)
         task = replace(task, script=script)
-    if Layout.of(config).world > 1 and task.script.loss:
-        raise InputError(
-            f"train.py cannot be written for {task.name} on several devices.", _INSTEAD
-        )
-    if packing is False and config.precision == "fp8":
-        raise InputError(
-            "train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD
-        )
-    if source.get(SEES):
-        raise InputError(f"train.py cannot be written for {task.name} about images.", _INSTEAD)
-    if what := unsaid(source):
+
+    if what := _beyond_script(task, workload, source, model_config, config):
         raise InputError(f"train.py cannot be written for {what}.", _INSTEAD)
-    if task.script.replays and workload.get("own_loss"):
-        what = f"the loss of {task.name} in each micro-batch by itself"
-        raise InputError(f"train.py cannot be written for {what}.", _INSTEAD)
-    if model_config.get("quantization_config"):
-        raise InputError(
-            "train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD
-        )
+
     if "text_config" in model_config:  # of more than text, also where it is trained on text alone
         names = model_config.get("architectures")
-        own = auto_class(
-            task, str(model_config["model_type"]), names if isinstance(names, list) else ()
-        )
+        if not isinstance(names, list):
+            names = ()
+        own = auto_class(task, str(model_config["model_type"]), names)
         task = replace(task, auto_classes=(own or task.auto_class,))
+
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
-    kind = model_config.get("problem_type") or "single_label_classification"
-    classes = 1 if task.scores else classes
-    if task.classifies and (kind != "single_label_classification" or classes == 1):
-        what = "regression" if classes == 1 else str(kind)
+    if task.scores:
+        classes = 1
+    what = str(model_config.get("problem_type") or "single_label_classification")
+    if classes == 1:
+        what = "regression"
+    if task.classifies and what != "single_label_classification":
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
+
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
-    device, length, effective = (
-        str(facts["device"]),
-        workload.get("sequence_length"),
-        workload["effective_batch_size"],
-    )
+    device = str(facts["device"])
+    length = workload.get("sequence_length")
+    effective = workload["effective_batch_size"]
     layout = Layout.of(config)
     micro = config.micro_batch_size or effective // layout.dp_degree
     steps = config.gradient_accumulation_steps or effective // (micro * layout.dp_degree)
     check_batch_sizes(micro, steps, effective, layout)
+
     case = Case(
-        config,
-        task,
-        device,
-        micro,
-        length,
-        model_config,
-        versions,
-        apart,
-        check_parts(source.get(PARTS, ())),
-        source.get(ASKS_INPUTS) is True,
-        FakeQuantisation.of_source(source.get(ROUNDS)),
+        config=config,
+        task=task,
+        device=device,
+        micro_batch_size=micro,
+        sequence_length=length,
+        model_config=model_config,
+        versions=versions,
+        apart=apart,
+        parts=check_parts(source.get(PARTS, ())),
+        asks_inputs=source.get(ASKS_INPUTS) is True,
+        rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
     )
-    fragments = rounding(case).joined(trained_parts(case)).joined(_fragments(case))
-    fragments = fragments.joined(gradients_of_inputs(case))
-    fragments, several = _of_loss(case).joined(fragments), layout.world > 1
-    imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
-    packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
+    knobs = rounding(case).joined(trained_parts(case)).joined(_fragments(case))
+    knobs = knobs.joined(gradients_of_inputs(case))
+    fragments = _of_loss(case).joined(knobs)
+
+    several = layout.world > 1
+    constants = [f'DEVICE = "{device}"']
+    if task.of_texts:
+        constants += [f"SEQUENCE_LENGTH = {length}  # tokens"]
+    if task.has_new_head:
+        constants += [f"NUM_LABELS = {classes}  # outputs"]
+    constants += [f"EFFECTIVE_BATCH_SIZE = {effective}  # samples per optimizer step"]
+    if steps > 1 or several:
+        samples = f"samples at once; gradient_accumulation_steps: {steps}"
+        constants += [f"MICRO_BATCH_SIZE = {micro}  # {samples}"]
+    constants += ["WEIGHT_DECAY = 0.0", *fragments.constants]
+
+    modules = [line.split()[1].partition(".")[0] for line in fragments.imports]
+    packages = ["torch", "transformers", *(name.replace("_", "-") for name in modules)]
+    packages += fragments.packages
+
     origin = "predicted" if predicted else "measured"
     title = f"Train {model} ({task.name}) as autofit {origin} it."
-    constants = [
-        f'DEVICE = "{device}"',
-        *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.of_texts else []),
-        *([f"NUM_LABELS = {classes}  # outputs"] if task.has_new_head else []),
-        f"EFFECTIVE_BATCH_SIZE = {effective}  # samples per optimizer step",
-        *(
-            [f"MICRO_BATCH_SIZE = {micro}  # samples at once; gradient_accumulation_steps: {steps}"]
-            * (steps > 1 or several)
-        ),
-        "WEIGHT_DECAY = 0.0",
-    ]
-    input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
-    # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
-    vectors = not config.lora_rank or task.has_new_head or bool(config.lora_dora)
-    made, optimizer = _optimizer(fragments, vectors=vectors)
-    data = workload.get("data")
-    given = f"default=Path({python_string(str(data))})" if data else "required=True"
-    tokenizer = [_TOKENIZER] if task.of_texts else []
+    head = script_header(
+        measured_sentence(facts, measured, predicted, world=layout.world),
+        versions,
+        list(dict.fromkeys(packages)),
+        changes,
+        run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
+    )
+
+    given = "required=True"
+    if data := workload.get("data"):
+        given = f"default=Path({python_string(str(data))})"
     flags = {
         "data_kind": task.script.data_kind,
-        "tokenizer_argument": tokenizer,
+        "tokenizer_argument": [_TOKENIZER] if task.of_texts else [],
         "teacher_argument": [_TEACHER] if TEACHER in task.frozen else [],
         "given": given,
         "lr": str(default_learning_rate(config)),
     }
+
+    input_dtype = ""
+    if fragments.input_dtype:
+        input_dtype = f".to(torch.{fragments.input_dtype})"
+    data_slots = {"input_dtype": input_dtype, **task.script.slots}
+    readers = [fill(template(name), data_slots) for name in task.script.templates]
+    batch_slots = {"mask_argument": task.script.mask_argument, "batch": task.script.batch}
+
+    # Adapters are matrices, but for DoRA's lengths; beside them a new head alone is trained.
+    vectors = not config.lora_rank or task.has_new_head or bool(config.lora_dora)
+    made, optimizer = _optimizer(fragments, vectors=vectors)
+    functions = [*fragments.functions, _build_model(task, fragments, case), *made]
+    allocator = str(facts.get("allocator") or EXPANDABLE)
+    kind = _kind_of_step(task, several=several, steps=steps)
     slots = {
         "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
-        "head": docstring(
-            script_header(
-                measured_sentence(facts, measured, predicted, world=layout.world),
-                *(versions, packages, changes),
-                run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
-            )
-        ),
-        "imports": _imports(
-            task, fragments, device, str(facts.get("allocator") or EXPANDABLE), origin
-        ),
-        "constants": [*constants, *fragments.constants],
+        "head": docstring(head),
+        "imports": _imports(task, fragments, device, allocator, origin),
+        "constants": constants,
         "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config, origin),
-        "data": "\n\n".join(
-            fill(template(name), {"input_dtype": input_dtype, **task.script.slots})
-            for name in task.script.templates
-        ),
-        "batches": fill(
-            template("batches"),
-            {"mask_argument": task.script.mask_argument, "batch": task.script.batch},
-        ),
-        "functions": "\n\n".join(
-            [*fragments.functions, _build_model(task, fragments, case), *made]
-        ),
-        "train_step": _train_step(
-            task, fragments, _kind_of_step(task, several=several, steps=steps)
-        ),
+        "data": "\n\n".join(readers),
+        "batches": fill(template("batches"), batch_slots),
+        "functions": "\n\n".join(functions),
+        "train_step": _train_step(task, fragments, kind),
         "main": _main(task, fragments, optimizer),
     }
     return fill(template("train"), slots)
 
 
+def _beyond_script(
+    task: Task,
+    workload: Mapping[str, Any],
+    source: Mapping[str, Any],
+    model_config: Mapping[str, Any],
+    config: Config,
+) -> str | None:
+    """What of a training no script does, in words; None where nothing is in the way."""
+    if Layout.of(config).world > 1 and task.script.loss:
+        return f"{task.name} on several devices"
+    if workload.get("packing") is False and config.precision == "fp8":
+        return "padded samples in fp8: it fills up no rows"
+    if source.get(SEES):
+        return f"{task.name} about images"
+    if what := unsaid(source):
+        return what
+    if task.script.replays and workload.get("own_loss"):
+        return f"the loss of {task.name} in each micro-batch by itself"
+    if model_config.get("quantization_config"):
+        return "a checkpoint that is quantised already"
+    return None
+
+
 def _fragments(case: Case) -> Fragments:
-    """What all knobs add, together; raises InputError for a knob or value that has no lines here."""
-    together, config = Fragments(), case.config
-    for name in (*KNOBS, *(name for name in config if name not in KNOBS)):
-        if name in _NEVER_OFF or not is_off(config.get(name)):
-            added = KNOBS[name](case) if name in KNOBS else None
-            if added is None:
-                raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
-            together = together.joined(added)
+    """What all knobs add, together.
+
+    Raises:
+        InputError: a knob or its value has no lines here.
+    """
+    config = case.config
+    together = Fragments()
+    for name in dict.fromkeys((*KNOBS, *config)):
+        if name not in _NEVER_OFF and is_off(config.get(name)):
+            continue
+
+        added = KNOBS[name](case) if name in KNOBS else None
+        if added is None:
+            raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
+        together = together.joined(added)
     return together
 
 
@@ -284,9 +313,10 @@ def _with_loss_options(task: Task, options: Mapping[str, Any]) -> Task:
         if name not in constants:
             message = f"train.py cannot be written for {task.name} with {name}={value}."
             raise InputError(message, "autofit train trains it.")
-        start, _, comment = constants[name].partition("  #")
-        start = f"{start.partition(' =')[0]} = {value!r}"
-        constants[name] = f"{start}  #{comment}" if comment else start
+
+        start, mark, comment = constants[name].partition("  #")
+        constants[name] = f"{start.partition(' =')[0]} = {value!r}{mark}{comment}"
+
     script = replace(task.script, constants=tuple(constants.values()))
     return replace(task, script=script)
 
@@ -294,38 +324,50 @@ def _with_loss_options(task: Task, options: Mapping[str, Any]) -> Task:
 def _imports(
     task: Task, fragments: Fragments, device: str, allocator: str, origin: str
 ) -> list[str]:
+    """The standard library, what has to be set before torch is imported, and the libraries."""
+
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
-    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.of_texts else [])]
+    standard = {*_STANDARD, *fragments.standard}
+    classes = ["AutoConfig", task.auto_class]
+    if task.of_texts:
+        standard.add("import json")
+        classes += ["AutoTokenizer"]
     asks_quantised = any("BitsAndBytesConfig" in line for line in fragments.companions)
-    classes += ["BitsAndBytesConfig"] if fragments.quantization or asks_quantised else []
-    standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.of_texts else [])}
-    library = {
-        *task.script.imports,
-        *fragments.imports,
-        "import torch",
-        import_from("transformers", *classes),
-    }
-    early = [
-        line.format(allocator=python_string(allocator), origin=origin) for line in _EARLY[device]
-    ]
+    if fragments.quantization or asks_quantised:
+        classes += ["BitsAndBytesConfig"]
+
+    library = {*task.script.imports, *fragments.imports}
+    library |= {"import torch", import_from("transformers", *classes)}
+    words = {"allocator": python_string(allocator), "origin": origin}
+    early = [line.format(**words) for line in _EARLY[device]]
     return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
 
 
 def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> list[str]:
     """The call that makes the model's config; the number of classes is a constant."""
-    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.has_new_head else ()))
-    values = {name: value for name, value in model_config.items() if name not in left_out}
-    named = {name: values.pop(name) for name in list(values) if _is_argument(name)}
-    arguments = [
-        literal(model_config["model_type"]),
-        *(["num_labels=NUM_LABELS"] if task.has_new_head else []),
-        *(f"{name}={literal(value, 0, len(name) + 6)}" for name, value in named.items()),
-        *([f"**{literal(values, 0, 7)}"] if values else []),
-    ]
+    arguments = [literal(model_config["model_type"])]
+    left_out = list(_NOT_ARCHITECTURE)
+    if task.has_new_head:
+        arguments += ["num_labels=NUM_LABELS"]
+        left_out += ["num_labels"]
+
+    unnamed = {}
+    for name, value in model_config.items():
+        if name in left_out:
+            continue
+        if _is_argument(name):
+            arguments += [f"{name}={literal(value, 0, len(name) + 6)}"]
+        else:
+            unnamed[name] = value
+    if unnamed:
+        arguments += [f"**{literal(unnamed, 0, 7)}"]
     arguments.sort(key=lambda argument: "\n" in argument)  # long ones last
-    lines = [f"    {line}" for each in packed(arguments, WIDTH - 4) for line in lines_of(each)]
+
+    lines = []
+    for row in packed(arguments, WIDTH - 4):
+        lines += _indented(lines_of(row))
     return [
         f"ARCHITECTURE = AutoConfig.for_model(  # as {origin}; --weights bring their own",
         *lines,
@@ -339,75 +381,92 @@ def _is_argument(name: str) -> bool:
 
 
 def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
-    quantized = bool(fragments.quantization)
-    # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
-    dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
-    given = [
-        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.has_new_head else []),
-        f"dtype={dtype}",
-    ]
+    """The function that makes the model, at random or from a directory of weights."""
+    is_quantized = bool(fragments.quantization)
     made = f"{task.auto_class}.from_config(ARCHITECTURE)"
-    configure, padding = [], []
+    if is_quantized:
+        name = "build_quantized"
+        given = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"]
+        made = f"{made}.save_pretrained(folder)"
+    else:
+        name = "build_model"
+        given = ["weights"]
+        made = f"model = {made}"
+
+    if task.has_new_head:
+        given += ["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"]
+    dtype = fragments.load_dtype
+    if fragments.place and not is_quantized:
+        # that of the checkpoint, which need not be widened first, to be narrowed again
+        dtype = '"auto"'
+    given += [f"dtype={dtype}"]
+
+    adapt = [*fragments.adapt, *fragments.place, *fragments.shard]
+    random_weights = [made]
     if task.pools_texts:
-        configure = [_NO_CACHE, _PADDING.format("model.config.")]
-        padding = [_PADDING.format("ARCHITECTURE.")]
-    first = (
-        ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"]
-        if quantized
-        else ["weights"]
-    )
+        adapt = [_NO_CACHE, _PADDING.format("model.config."), *adapt]
+        random_weights = [_PADDING.format("ARCHITECTURE."), made]
+
     slots = {
         "held": fragments.held or "",
         "place": "the host, to be divided" if case.shards else "its device",
         "moved": "" if case.shards else ".to(DEVICE)",
-        "adapt": [*configure, *fragments.adapt, *fragments.place, *fragments.shard],
-        "random_weights": [
-            *padding,
-            f"{made}.save_pretrained(folder)" if quantized else f"model = {made}",
-        ],
-        "load_weights": call(
-            f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8
-        ),
+        "adapt": adapt,
+        "random_weights": random_weights,
+        "load_weights": call(f"model = {task.auto_class}.from_pretrained", given, indent=8),
         "quantized": str(fragments.quantized),
         "quantization": call("bnb = BitsAndBytesConfig", fragments.quantization, indent=4),
     }
-    return fill(template("build_quantized" if quantized else "build_model"), slots)
+    return fill(template(name), slots)
 
 
 def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[str]]:
-    """A function that makes the optimizer, and the lines that call it; or lines alone, in a script of several devices.
-    `vectors` are trained too, without weight decay."""
+    """A function that makes the optimizer, and the lines that call it; or lines alone, in a script
+    of several devices.
+
+    Args:
+        vectors: whether vectors are trained too, without weight decay.
+    """
     assert fragments.optimizer, "the optimizer's row always makes one"
     knobs = str(fragments.comment)
     if fragments.stepped_in_backward:
         made = fragments.optimizer.format(groups="groups", lr="lr", decay="")
         function = fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
         return [function], ["step_in_backward(model, args.lr)"]
-    groups, decay = (
-        ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
-    )
-    trained = "trained = [p for p in model.parameters() if p.requires_grad]"
-    rest = [*fragments.stepped_parts, *(_MATRICES if vectors else ())]
+
+    rate = "args.lr" if fragments.spread else "lr"
+    first = "trained = [p for p in model.parameters() if p.requires_grad]"
+    rest = list(fragments.stepped_parts)
+    groups = "trained"
+    decay = ", weight_decay=WEIGHT_DECAY"
+    decayed = "the adapters"
+    if vectors:
+        rest += _MATRICES
+        groups = "[matrices, others]"
+        decay = ""
+        decayed = "matrices alone"
+
     if fragments.faster:
-        rate = "args.lr" if fragments.spread else "lr"
-        trained = 'faster = [p for name, p in model.named_parameters() if "lora_B" in name]'
-        others = 'others = [p for n, p in model.named_parameters() if p.requires_grad and "lora_B" not in n]'
-        groups, rest = "groups", [others, f"ratio = {fragments.faster}"]
-        rest += [f'groups = [{{"params": others}}, {{"params": faster, "lr": ratio * {rate}}}]']
-    if fragments.spread:
-        lines = [f"{trained}  # {knobs}", *rest]
-        return [], [
-            *lines,
-            f"optimizer = {fragments.optimizer.format(groups=groups, lr='args.lr', decay=decay)}",
+        first = 'faster = [p for name, p in model.named_parameters() if "lora_B" in name]'
+        wanted = 'p.requires_grad and "lora_B" not in n'
+        rest = [
+            f"others = [p for n, p in model.named_parameters() if {wanted}]",
+            f"ratio = {fragments.faster}",
+            f'groups = [{{"params": others}}, {{"params": faster, "lr": ratio * {rate}}}]',
         ]
+        groups = "groups"
+
+    made = fragments.optimizer.format(groups=groups, lr=rate, decay=decay)
+    if fragments.spread:
+        return [], [f"{first}  # {knobs}", *rest, f"optimizer = {made}"]
+
     slots = {
-        "knobs": f"{knobs}; weight decay on {'matrices alone' if vectors else 'the adapters'}",
-        "lines": [trained, *rest],
-        "optimizer_call": fragments.optimizer.format(groups=groups, lr="lr", decay=decay),
+        "knobs": f"{knobs}; weight decay on {decayed}",
+        "lines": [first, *rest],
+        "optimizer_call": made,
     }
-    return [fill(template("build_optimizer"), slots)], [
-        "optimizer = build_optimizer(model, args.lr)"
-    ]
+    function = fill(template("build_optimizer"), slots)
+    return [function], ["optimizer = build_optimizer(model, args.lr)"]
 
 
 def _kind_of_step(task: Task, *, several: bool, steps: int) -> str:
@@ -422,36 +481,45 @@ def _kind_of_step(task: Task, *, several: bool, steps: int) -> str:
 def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     """The function of one of the templates `step_*`."""
     name = "batch" if kind == "whole" else "micro"
-    loss = (
-        f"{fragments.loss}(model, {name})"
-        if fragments.loss
-        else f"model(**{name}{task.script.forward_arguments}).loss"
-    )
     averaged = kind == "ranks"
-    if averaged and fragments.loss:
+    if not fragments.loss:
+        loss = f"model(**{name}{task.script.forward_arguments}).loss"
+    elif averaged:
         loss = f"model({name})"
+    else:
+        loss = f"{fragments.loss}(model, {name})"
+
     by_mean = averaged and not fragments.loss  # which is no number over nothing
-    lines = _within(
-        fragments.forward,
-        [f"loss = {loss}" if kind == "whole" or by_mean else f"loss = share * {loss}"],
-    )
-    if by_mean:  # every process takes part in every forward, also where its samples count nothing
-        lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
-    weighted = "DEVICES * loss" if averaged else "loss"
-    comment = "  # gradients are averaged over the devices" if averaged else ""
-    backward = (
-        f"scaler.scale({weighted})" if fragments.scaler else f"({weighted})" if averaged else "loss"
-    )
-    lines += [f"{backward}.backward(){comment}"]
+    if kind != "whole" and not by_mean:
+        loss = f"share * {loss}"
+    forward = [f"loss = {loss}"]
     first: list[str] = []
     if kind == "replayed":
         asked = "represent(model, micro)"
         first = _within(["torch.no_grad()", *fragments.forward], [f"vectors.append({asked})"])
-        lines = _within(fragments.forward, [f"loss = ({asked} * slopes[part]).sum()"])
-        lines += [f"{backward}.backward()"]
-    steps = (
-        ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
-    )
+        forward = [f"loss = ({asked} * slopes[part]).sum()"]
+
+    lines = _within(fragments.forward, forward)
+    if by_mean:  # every process takes part in every forward, also where its samples count nothing
+        lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
+
+    backward = "loss"
+    comment = ""
+    if averaged:
+        backward = "DEVICES * loss"
+        comment = "  # gradients are averaged over the devices"
+    update = ["optimizer.step()"]
+    if fragments.scaler:
+        backward = f"scaler.scale({backward})"
+        update = ["scaler.step(optimizer)", "scaler.update()"]
+    elif averaged:
+        backward = f"({backward})"
+    lines += [f"{backward}.backward(){comment}"]
+    holder = "optimizer"
+    if fragments.stepped_parts:  # the gradients of whole weights are the model's
+        holder = "model"
+    update += [f"{holder}.zero_grad()"]
+
     slots = {
         "step_arguments": _step_arguments(fragments),
         "micro": fragments.micro,
@@ -459,27 +527,23 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
         "first": first,
         "before": _within(fragments.forward, list(task.script.before_step)),
         "compute": _within(fragments.around_step, lines),
-        "update": [] if fragments.stepped_in_backward else [*steps, _zero(fragments)],
+        "update": [] if fragments.stepped_in_backward else update,
     }
     return fill(template(f"step_{kind}"), slots)
 
 
-def _zero(fragments: Fragments) -> str:
-    """What frees gradients: where an optimizer steps parts of weights, those of whole ones are the model's."""
-    return "model.zero_grad()" if fragments.stepped_parts else "optimizer.zero_grad()"
-
-
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
-    """The lines inside all contexts, the first one outermost; a comment stays behind the colon, or above a long one."""
-    for context in reversed(contexts) if lines else ():
+    """The lines inside all contexts, the first one outermost; a comment stays behind the colon, or
+    above a long one."""
+    if not lines:
+        return lines
+
+    for context in reversed(contexts):
         code, mark, comment = context.partition("  # ")
-        is_long = len(context) > _LONG
-        above = [f"# {comment}"] if is_long else []
-        lines = [
-            *above,
-            f"with {code}:" if is_long else f"with {code}:{mark}{comment}",
-            *_indented(lines),
-        ]
+        opening = [f"with {code}:{mark}{comment}"]
+        if len(context) > _LONG:
+            opening = [f"# {comment}", f"with {code}:"]
+        lines = opening + _indented(lines)
     return lines
 
 
@@ -488,20 +552,27 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 
 def _step_arguments(fragments: Fragments) -> str:
-    optimizer = [] if fragments.stepped_in_backward else ["optimizer"]
-    return ", ".join(["model", *optimizer, "batch", *(["scaler"] if fragments.scaler else [])])
+    arguments = ["model", "optimizer", "batch"]
+    if fragments.stepped_in_backward:
+        arguments = ["model", "batch"]
+    if fragments.scaler:
+        arguments += ["scaler"]
+    return ", ".join(arguments)
 
 
 def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
-    save = [*(fragments.save or ("model.save_pretrained(args.output)",))]
+    """The function that trains and saves."""
+    save = list(fragments.save or ("model.save_pretrained(args.output)",))
     checks: list[str] = []
     if task.of_texts:
         save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"]
         checks += _KNOWN_TOKENS
     if task.classifies:
         checks += _KNOWN_CLASSES
+
     if fragments.spread:
         save = [*fragments.gather, "if rank == 0:", *_indented(save)]
+
     slots = {
         "data_kind": task.script.data_kind,
         "data_arguments": "args.data, tokenizer" if task.of_texts else "args.data",

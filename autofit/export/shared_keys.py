@@ -1,7 +1,9 @@
-"""Keys that several tools share. Each function makes the share of one knob; tools that need other names give them.
+"""Keys that several tools share. Each function makes the share of one knob; tools that need other
+names give them.
 
-Many tools are built on transformers' Trainer, whose keys are taken from `trainer`. Off values are written out, because
-the defaults of these tools differ: TRL and LLaMA-Factory checkpoint by default, and TRL loads weights in float32.
+Many tools are built on transformers' Trainer, whose keys are taken from `trainer`. Off values are
+written out, because the defaults of these tools differ: TRL and LLaMA-Factory checkpoint by
+default, and TRL loads weights in float32.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -27,13 +29,11 @@ RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activ
 OFFLOADS = "5.17.0"  # of transformers, where checkpointing got an option to offload
 # The knobs that are set by TrainingArguments alone.
 TRAINER_ALONE = (
-    *(
-        "micro_batch_size",
-        "gradient_accumulation_steps",
-        "optimizer",
-        "optimizer_offload",
-        "optimizer_in_backward",
-    ),
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "optimizer",
+    "optimizer_offload",
+    "optimizer_in_backward",
     "parameter_offload",
 )
 # Sentences with the tool's title left open.
@@ -89,66 +89,76 @@ def values(**paths: str) -> dict[str, Share]:
 
 
 def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -> dict[str, Share]:
-    """The rows of knobs that the tool has nothing for; `instead` is what it does, if not what many tools do."""
+    """The rows of knobs that the tool has nothing for.
+
+    Args:
+        knobs: those without which it does what many tools do.
+        instead: what it does without others, by knob.
+    """
 
     def share(request: Request, knob: str, what: str) -> ToolKeys:
-        on = request.config[knob] not in (None, request.source.off.get(knob))
-        return request.keys(knob, {}, what if on else None, may_not_fit=may_not_fit)
+        if request.config[knob] in (None, request.source.off.get(knob)):
+            return ToolKeys()
+        return request.keys(knob, {}, what, may_not_fit=may_not_fit)
 
-    whats = {**{knob: f"{title} {_MISSING[knob]}" for knob in knobs}, **instead}
+    whats = {knob: f"{title} {_MISSING[knob]}" for knob in knobs}
+    whats |= instead
     return {knob: partial(share, knob=knob, what=what) for knob, what in whats.items()}
 
 
 def refuse_unknown(source: ExportSource, known: Collection[str], what: str) -> str | None:
-    """For `refuse` of a tool with models of its own: these weights are none of them, or the batch sizes are wrong."""
-    return (
-        batches_fit(source)
-        if source.weights in known
-        else f"no {what} is known here for {source.weights}."
-    )
+    """For `refuse` of a tool with models of its own: these weights are none of them, or the batch
+    sizes are wrong."""
+    if source.weights in known:
+        return batches_fit(source)
+    return f"no {what} is known here for {source.weights}."
 
 
 def global_batch(request: Request, path: str) -> ToolKeys:
     """The effective batch, from which the tool works out its accumulation."""
-    micro, steps = request.config.micro_batch_size, request.config.gradient_accumulation_steps
-    return ToolKeys({path: int(micro or 1) * int(steps or 1) * request.source.layout.dp_degree})
+    micro = int(request.config.micro_batch_size or 1)
+    steps = int(request.config.gradient_accumulation_steps or 1)
+    return ToolKeys({path: micro * steps * request.source.layout.dp_degree})
 
 
 def convolutions(request: Request) -> str | None:
-    """How a tool that leaves the rounding of fp32 to PyTorch deviates on models with convolutions."""
+    """How a tool that leaves the rounding of fp32 to PyTorch deviates on models with
+    convolutions."""
     on_a_card = request.source.device == "cuda" and request.config.precision == "fp32"
     if not on_a_card or task_named(request.source.task).medium not in ("images", "own"):
         return None
-    return "PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn.allow_tf32 = False"
+    switch = "torch.backends.cudnn.allow_tf32 = False"
+    return f"PyTorch rounds convolutions to TF32 unless the script sets {switch}"
 
 
 def frozen_in_mixed_precision(request: Request) -> bool:
-    """Whether there are frozen weights, which were measured in half precision, and trained ones in float32."""
+    """Whether there are frozen weights, which were measured in half precision, and trained ones in
+    float32."""
     return request.config.precision.endswith("-mixed") and bool(request.config.lora_rank)
 
 
 def whole_blocks(request: Request, path: str) -> ToolKeys:
     """`activation_checkpointing` of a tool that checkpoints every block or none."""
+    knob = "activation_checkpointing"
     value = request.config.activation_checkpointing
-    budget = value.startswith("budget-")
-    instead = None if value in ("none", "full") else WHOLE_BLOCKS.format(request.title)
-    instead = (
-        f"{request.title} has no budgets, and keeps more for the backward" if budget else instead
-    )
-    return request.keys(
-        "activation_checkpointing", {path: value in CHECKPOINTED}, instead, may_not_fit=budget
-    )
+    keys = {path: value in CHECKPOINTED}
+    if value in ("none", "full"):
+        return ToolKeys(keys)
+    if value.startswith("budget-"):
+        instead = f"{request.title} has no budgets, and keeps more for the backward"
+        return request.keys(knob, keys, instead, may_not_fit=True)
+    return request.keys(knob, keys, WHOLE_BLOCKS.format(request.title))
 
 
 def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKeys:
     """The same of a tool built on Trainer, with its keys."""
+    knob = "activation_checkpointing"
     value = request.config.activation_checkpointing
     if value.startswith("budget-"):
-        return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
-    whole = WHOLE_BLOCKS.format(request.title)
-    return request.keys(
-        "activation_checkpointing", keys, whole if value in ("alternate", "selective") else None
-    )
+        return ToolKeys(keys, keywords(request, knob).deviations)
+    if value in ("alternate", "selective"):
+        return request.keys(knob, keys, WHOLE_BLOCKS.format(request.title))
+    return ToolKeys(keys)
 
 
 def offload_of_blocks(
@@ -159,7 +169,12 @@ def offload_of_blocks(
     *,
     slower: str | None = None,
 ) -> ToolKeys:
-    """`activation_offload` of a tool that offloads checkpointed blocks only; `otherwise` is what it does without."""
+    """`activation_offload` of a tool that offloads checkpointed blocks only.
+
+    Args:
+        otherwise: what it does without checkpointing.
+        slower: how it deviates with it; None: it does not.
+    """
     if request.config.activation_offload == "none":
         return ToolKeys(off)
     if request.config.activation_checkpointing in CHECKPOINTED:
@@ -172,37 +187,54 @@ def optimizer_class(
 ) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
     value = str(request.config.optimizer)
+    is_narrow = value in OF_BF16
+    instead = None
+    if is_narrow:
+        instead = f"{request.title} {OF_BF16[value]}"
+    elif value not in _OPTIMIZERS:
+        unknown = "it is given no Muon" if value == "muon" else "your own is not known here"
+        instead = f"{unknown}; torch's AdamW is named in its place"
+
     learning = default_hyperparameters(request.config)
-    narrow = value in OF_BF16
-    name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if narrow else "adamw"])
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
-    given |= {**(foreach or {} if value == "adamw-foreach" else {}), **own}
-    keys = {path: name, **{f"{options}.{option}": each for option, each in given.items()}}
-    unknown = "it is given no Muon" if value == "muon" else "your own is not known here"
-    instead = None if value in _OPTIMIZERS else f"{unknown}; torch's AdamW is named in its place"
-    instead = f"{request.title} {OF_BF16[value]}" if narrow else instead
-    return request.keys("optimizer", keys, instead, may_not_fit=not narrow)
+    if value == "adamw-foreach":
+        given |= foreach or {}
+    name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if is_narrow else "adamw"])
+    given |= own
+
+    keys: dict[str, Any] = {path: name}
+    for option, setting in given.items():
+        keys[f"{options}.{option}"] = setting
+    return request.keys("optimizer", keys, instead, may_not_fit=not is_narrow)
 
 
 def compile_by_default(request: Request) -> ToolKeys:
     """`compile` of a tool that compiles block by block, as measured, in the default mode only."""
     value = request.config.compile
-    instead = f"{request.title} compiles in its default mode, without timing several kernels"
-    return request.keys(
-        "compile", {"compile": value != "none"}, None if value in ("none", "default") else instead
-    )
+    instead = None
+    if value not in ("none", "default"):
+        instead = f"{request.title} compiles in its default mode, without timing several kernels"
+    return request.keys("compile", {"compile": value != "none"}, instead)
 
 
 def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKeys:
-    """`compile` of a tool on accelerate, which compiles block by block, as measured, if the environment says so."""
-    on = request.config.compile != "none"
-    regional = {f"{environment}.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "1"} if on else {}
-    return ToolKeys({**arguments(request, "compile", prefix).keys, **regional})
+    """`compile` of a tool on accelerate, which compiles block by block, as measured, if the
+    environment says so."""
+    keys = dict(arguments(request, "compile", prefix).keys)
+    if request.config.compile != "none":
+        keys[f"{environment}.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "1"
+    return ToolKeys(keys)
 
 
 def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     """A key that exists only beside adapters."""
-    return lambda request: ToolKeys({path: value(request)} if request.config.lora_rank else {})
+
+    def share(request: Request) -> ToolKeys:
+        if not request.config.lora_rank:
+            return ToolKeys()
+        return ToolKeys({path: value(request)})
+
+    return share
 
 
 def by_kind(request: Request) -> str | None:
@@ -213,7 +245,8 @@ def by_kind(request: Request) -> str | None:
 
 
 def loader_of_data(source: ExportSource) -> str | None:
-    """What the datasets library calls the format of the file that a search knew; None where a tool cannot read it."""
+    """What the datasets library calls the format of the file that a search knew; None where a tool
+    cannot read it."""
     if source.data is None or source.form not in LEARNT:
         return None
     return _LOADERS.get(PurePath(source.data).suffix.lower())
@@ -227,7 +260,9 @@ def lora_rank(
 ) -> ToolKeys:
     """`lora_rank`, with further keys beside adapters and without them."""
     rank = request.config.lora_rank
-    return ToolKeys({**(beside or {}), path: rank} if rank else without or {})
+    if not rank:
+        return ToolKeys(without or {})
+    return ToolKeys({**(beside or {}), path: rank})
 
 
 def alpha(request: Request) -> Any:
@@ -243,9 +278,9 @@ def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
 def whole_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
     """`lora_alpha` of a tool that takes whole numbers only."""
     whole = max(1, round(alpha(request)))
-    instead = (
-        None if whole == alpha(request) else f"{request.title} takes whole numbers, here {whole}"
-    )
+    instead = None
+    if whole != alpha(request):
+        instead = f"{request.title} takes whole numbers, here {whole}"
     return request.keys("lora_alpha", {path: whole}, instead)
 
 
@@ -262,14 +297,14 @@ def kinds_of_adapter(
 
 
 def trainer_case(source: ExportSource) -> TrainerCase:
-    """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
-    flash_attn = "flash-attn" in source.versions
+    """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was
+    measured."""
     return TrainerCase(
-        source.config,
-        source.device,
-        task_named(source.task),
-        source.effective_batch_size,
-        flash_attn,
+        config=source.config,
+        device=source.device,
+        task=task_named(source.task),
+        effective_batch_size=source.effective_batch_size,
+        flash_attn="flash-attn" in source.versions,
     )
 
 
@@ -282,9 +317,8 @@ def arguments(request: Request, knob: str, prefix: str = "") -> ToolKeys:
     """The keys of a knob that TrainingArguments alone hold."""
     trainer = keywords(request, knob)
     values = {**_TRAINER_OFF.get(knob, {}), **trainer.arguments}
-    return ToolKeys(
-        {f"{prefix}{name}": value for name, value in values.items()}, trainer.deviations
-    )
+    keys = {f"{prefix}{name}": value for name, value in values.items()}
+    return ToolKeys(keys, trainer.deviations)
 
 
 def trainer_arguments(*knobs: str, prefix: str = "") -> dict[str, Share]:
@@ -302,8 +336,8 @@ def attention(request: Request, prefix: str = "") -> ToolKeys:
 def named_before(keys: Mapping[str, Any]) -> dict[str, Any]:
     """TrainingArguments by their names before RENAMED."""
     return {
-        name.replace("activation_checkpointing", "gradient_checkpointing"): each
-        for name, each in keys.items()
+        name.replace("activation_checkpointing", "gradient_checkpointing"): value
+        for name, value in keys.items()
     }
 
 
@@ -321,28 +355,30 @@ def all_logits(request: Request) -> str | None:
 
 
 def liger_with_its_loss(key: str) -> dict[str, Share]:
-    """The rows of the loss and of kernels, of a tool whose one key switches Liger's kernels and its fused loss on."""
+    """The rows of the loss and of kernels, of a tool whose one key switches Liger's kernels and its
+    fused loss on."""
 
     def keys(request: Request) -> dict[str, Any]:
         return {key: request.config.kernels == "liger" or request.config.loss == "fused"}
 
     def loss(request: Request) -> ToolKeys:
-        value, kernels = request.config.loss, request.config.kernels == "liger"
+        title = request.title
+        value = request.config.loss
+        has_kernels = request.config.kernels == "liger"
         if request.source.task not in LANGUAGE_MODELS:
             return request.keys("loss", keys(request), all_logits(request), may_not_fit=True)
 
-        title, instead = request.title, None
-        if value == "fused" and not kernels:
+        if value == "fused" and not has_kernels:
             instead = f"{title} switches Liger's other kernels on with it"
-        elif value != "fused" and kernels:
+        elif value != "fused" and has_kernels:
             instead = f"{title} switches Liger's fused loss on with its kernels, {_NEVER_ALL}"
         elif value == "chunked":
             instead = f"{title} holds the logits of all tokens; with {key} it never does"
+        else:
+            return ToolKeys(keys(request), as_measured=has_kernels)
 
-        may_not_fit = value == "chunked" and not kernels
-        if instead:
-            return request.keys("loss", keys(request), instead, may_not_fit=may_not_fit)
-        return ToolKeys(keys(request), as_measured=kernels)
+        may_not_fit = value == "chunked" and not has_kernels
+        return request.keys("loss", keys(request), instead, may_not_fit=may_not_fit)
 
     def kernels(request: Request) -> ToolKeys:
         return ToolKeys(keys(request), as_measured=request.config.loss == "fused")
@@ -358,22 +394,25 @@ def reference(request: Request, key: str | None) -> ToolKeys:
     Args:
         key: has them computed before training; None: the tool has none.
     """
-    value, adapted = request.config.reference, bool(request.config.lora_rank)
+    value = request.config.reference
+    adapted = bool(request.config.lora_rank)
     if value is None:
         return ToolKeys()
 
-    keys = {} if key is None else {key: value == "precomputed"}
-    instead = None
+    keys = {}
+    if key is not None:
+        keys[key] = value == "precomputed"
+    without = "asks the model without its adapters"
     if value == "precomputed" and key is None:
-        kept = "asks the model without its adapters" if adapted else "keeps a copy of the model"
-        instead = f"{request.title} {kept} in every step, in more time than measured"
+        kept = without if adapted else "keeps a copy of the model"
+        what = f"{kept} in every step, in more time"
     elif value == "offloaded" and not adapted:
-        instead = f"{request.title} keeps the copy on the device, in more memory than measured"
+        what = "keeps the copy on the device, in more memory"
     elif value in COPIED and adapted:
-        instead = (
-            f"{request.title} asks the model without its adapters, in less memory than measured"
-        )
+        what = f"{without}, in less memory"
+    else:
+        return ToolKeys(keys, as_measured=True)
+
+    instead = f"{request.title} {what} than measured"
     may_not_fit = value in ("precomputed", "offloaded") and not adapted
-    if instead:
-        return request.keys("reference", keys, instead, may_not_fit=may_not_fit)
-    return ToolKeys(keys, as_measured=True)
+    return request.keys("reference", keys, instead, may_not_fit=may_not_fit)

@@ -1,7 +1,8 @@
 """Tool: what an exporter is. One file in `tools` makes one, and nothing else has to know of it.
 
-A tool maps each knob to its own keys, and states where it deviates from what was measured. `write` compares a knob's
-keys with those of its off value, and reports a knob without any effect as a deviation: no exporter drops one silently.
+A tool maps each knob to its own keys, and states where it deviates from what was measured. `write`
+compares a knob's keys with those of its off value, and reports a knob without any effect as a
+deviation: no exporter drops one silently.
 """
 
 import re
@@ -49,7 +50,8 @@ HUGGING_FACE = tuple(
 
 @dataclass(frozen=True)
 class ToolKeys:
-    """A tool's keys for one knob, values by dotted path (`trainer.precision`), and its deviations."""
+    """A tool's keys for one knob, values by dotted path (`trainer.precision`), and its
+    deviations."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     deviations: tuple[Deviation, ...] = ()
@@ -71,10 +73,12 @@ class Request:
 
     @property
     def layout(self) -> Layout:
-        """How the tool's processes are divided: without those that take part in what it cannot split."""
-        unsplit = {
-            name: 1 for name, knob in KNOBS.items() if knob.same_samples and name not in self.splits
-        }
+        """How the tool's processes are divided: without those that take part in what it cannot
+        split."""
+        unsplit = {}
+        for name, knob in KNOBS.items():
+            if knob.same_samples and name not in self.splits:
+                unsplit[name] = 1
         return Layout.of(self.config.replace(**unsplit))
 
     @property
@@ -90,7 +94,8 @@ class Request:
         return _numbers(self.version) >= _numbers(version)
 
     def measured_before(self, package: str, version: str) -> bool:
-        """Whether the config was measured with an older version of a package; False if its version is unknown."""
+        """Whether the config was measured with an older version of a package; False if its version
+        is unknown."""
         versions = self.source.versions
         return package in versions and _numbers(versions[package]) < _numbers(version)
 
@@ -100,10 +105,15 @@ class Request:
     def keys(
         self, knob: str, keys: Mapping[str, Any], instead: str | None, *, may_not_fit: bool = False
     ) -> ToolKeys:
-        """The keys of a knob; with `instead`, they deviate from what was measured."""
-        return ToolKeys(
-            keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),) if instead else ()
-        )
+        """The keys of a knob.
+
+        Args:
+            instead: how they deviate from what was measured; None: they do not.
+            may_not_fit: whether that may take more memory.
+        """
+        if not instead:
+            return ToolKeys(keys)
+        return ToolKeys(keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),))
 
 
 Share = Callable[[Request], ToolKeys]
@@ -115,9 +125,8 @@ Files = Callable[[ExportSource, Mapping[str, Any], Header, str], dict[str, str]]
 class Tool:
     """One tool that configs are exported to."""
 
-    title: (
-        str  # in small letters and without hyphens, the word after `--to` and the name of its file
-    )
+    # in small letters and without hyphens, the word after `--to` and the name of its file
+    title: str
     # where its keys changed, oldest first; the last one is what this was checked with
     versions: tuple[str, ...]
     run: str  # how the export is used, one line, from the slots of `command`
@@ -126,8 +135,8 @@ class Tool:
     fixed: Callable[[Request], Mapping[str, Any]]
     stage: str = ""  # what its command calls the training of a language model
     file: str = ""  # what its most important file is called; empty: NAME.yaml
-    # The text of every file by name, that one first, from all keys, nested as the tool has them, the header, and what
-    # the first one is called now; None: one YAML file of all keys.
+    # The text of every file by name, that one first, from all keys, nested as the tool has them,
+    # the header, and what the first one is called now; None: one YAML file of all keys.
     files: Files | None = None
     run_several: str = ""  # the same on several devices; empty: as on one
     script: str = ""  # the file, beside, that trains what its command has no stage for
@@ -136,27 +145,22 @@ class Tool:
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
     # of tensor_parallel and context_parallel, those that it has keys for
     splits: tuple[str, ...] = ()
-    expert_targets: str = (
-        ""  # the key of experts' parameters that get adapters; empty: there is none
-    )
+    # the key of experts' parameters that get adapters; empty: there is none
+    expert_targets: str = ""
     # the values of `quantization` that it holds experts in, too
     quantises_experts: tuple[Value, ...] = ()
-    caches_casts: bool = (
-        True  # whether its autocast keeps copies of weights until a forward is over
-    )
+    # whether its autocast keeps copies of weights until a forward is over
+    caches_casts: bool = True
     packing: str = ""  # the key for putting samples one after the other
-    apart: bool | None = (
-        None  # whether samples packed so do not see one another; None: a key says it
-    )
+    # whether samples packed so do not see one another; None: a key says it
+    apart: bool | None = None
     packs_beside_flash: bool = False  # that key is refused without flash attention
-    packs: bool | None = (
-        None  # what it always does, without such a key; None: what the user's own data loader does
-    )
+    # what it always does, without such a key; None: what the user's own data loader does
+    packs: bool | None = None
     # (device, task) -> whether it computes a loss of its own, which `losses.OF_TOOLS` has
     has_own_loss: Callable[[str, str], bool] = lambda device, task: False
-    refuse: Callable[[ExportSource], str | None] = (
-        batches_fit  # why the tool cannot train a config, or None
-    )
+    # why the tool cannot train a config, or None
+    refuse: Callable[[ExportSource], str | None] = batches_fit
 
     @property
     def name(self) -> str:
@@ -185,60 +189,76 @@ class Tool:
         if source.parts and not source.config.lora_rank:
             parts = ", ".join(source.parts)
             return f"{self.title} is not told what to freeze: only {parts} is trained here."
+
         return self.refuse(source)
 
     def command(self, request: Request, file: str) -> str:
-        """How the export is used, whose first file has that name, with a process for each device."""
-        layout, nodes = request.layout, request.nodes
+        """How the export is used, whose first file has that name, with a process for each
+        device."""
+        layout = request.layout
+        nodes = request.nodes
         stage = task_named(request.source.task).stages.get(self.name, self.stage)
         if "." in stage:  # a class of the tool's, which a script makes
             started = "python" if layout.world == 1 else torchrun(layout, nodes)
             return f"{started} {self.script} --config {shell_path(file)}"
         if layout.world == 1 or not self.run_several:
             return self.run.format(**_names(file), stage=stage)
-        further = (
-            ""
-            if nodes == 1
-            else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
+
+        further = ""
+        meeting = ""
+        if nodes > 1:
+            first = "--main_process_ip FIRST_NODE --main_process_port 29500"
+            further = f" --machine_rank NODE {first}"
+            meeting = f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
+        on_cpu = ""
+        if request.source.device == "cpu":
+            on_cpu = "ACCELERATE_USE_CPU=true "
+        return self.run_several.format(
+            **_names(file),
+            torchrun=torchrun(layout, nodes),
+            each=layout.world // nodes,
+            nodes=nodes,
+            further=further,
+            stage=stage,
+            rendezvous=meeting,
+            on_cpu=on_cpu,
         )
-        meeting = (
-            ""
-            if nodes == 1
-            else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
-        )
-        slots = {
-            "torchrun": torchrun(layout, nodes),
-            "each": layout.world // nodes,
-            "nodes": nodes,
-            "further": further,
-        }
-        slots |= {
-            "stage": stage,
-            "rendezvous": meeting,
-            "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu"),
-        }
-        return self.run_several.format(**slots, **_names(file))
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
-        """The version to write for: the newest of `versions` whose keys the given version has. Without `version`, that
-        is the one that the config was measured with, or the newest. Raises InputError for what is not a version, or one
-        older than all of `versions`."""
+        """The version to write for: the newest of `versions` whose keys the given version has.
+
+        Args:
+            version: None: the one that the config was measured with, or the newest.
+            measured_with: what is taken then; None: not known.
+
+        Raises:
+            InputError: that is not a version, or one older than all of `versions`.
+        """
         if version is not None and not (isinstance(version, str) and _numbers(version)):
-            raise InputError(
-                f"{shown(version)} is not a version of {self.title}.",
-                f"For example {self.versions[-1]}.",
-            )
+            message = f"{shown(version)} is not a version of {self.title}."
+            raise InputError(message, f"For example {self.versions[-1]}.")
+
         limit = _numbers(version or measured_with or "") or _numbers(self.versions[-1])
-        schema = next((each for each in reversed(self.versions) if _numbers(each) <= limit), None)
-        if schema is None and version is not None:
+        for schema in reversed(self.versions):
+            if _numbers(schema) <= limit:
+                return schema
+
+        if version is not None:
             message = f"the keys of {self.title} {version} are not known."
             raise InputError(message, f"Give {self.versions[0]} or later.")
-        return schema or self.versions[0]
+        return self.versions[0]
 
 
 @dataclass(frozen=True)
 class Export:
-    """What `write` made: files by name, where the tool deviates from what was measured, and the keys of each knob."""
+    """What `write` made.
+
+    Attributes:
+        files: their texts by name.
+        departures: where the tool deviates from what was measured.
+        keys: those of each knob.
+        predicted: whether nothing was measured.
+    """
 
     tool: str
     version: str
@@ -257,69 +277,77 @@ class Export:
     @property
     def message(self) -> str:
         """The deviations, a line each, below a line that says so if nothing was measured."""
-        unmeasured = [NOTHING_MEASURED] if self.predicted else []
-        return "".join(
-            f"{line}\n" for line in (*unmeasured, *(each.message for each in self.departures))
-        )
+        lines = [departure.message for departure in self.departures]
+        if self.predicted:
+            lines.insert(0, NOTHING_MEASURED)
+        return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit export --json` prints."""
-        tool = {"schema": 1, "tool": self.tool, "tool_version": self.version}
-        departures = [asdict(each) for each in self.departures]
         return {
-            **tool,
+            "schema": 1,
+            "tool": self.tool,
+            "tool_version": self.version,
             "files": dict(self.files),
-            "departures": departures,
+            "departures": [asdict(departure) for departure in self.departures],
             "predicted": self.predicted,
         }
 
 
 def write(tool: Tool, source: ExportSource, version: str | None = None, file: str = "") -> Export:
-    """Write a config for a tool; `file`: what its first file is to be called. Raises InputError where the tool cannot
-    train this at all, or the keys of that version are not known."""
+    """Write a config for a tool.
+
+    Args:
+        version: of the tool; None: the one that the config was measured with, or the newest.
+        file: what its first file is to be called; empty: as the tool calls it.
+
+    Raises:
+        InputError: the tool cannot train this at all, the keys of that version are not known, or
+            another file of the tool has that name.
+    """
     file = file or tool.file or f"{tool.name}.yaml"
-    request = Request(
-        source, tool.schema(version, source.versions.get(tool.name)), tool.title, tool.splits
-    )
-    if reason := tool.why_not(source):
+    schema = tool.schema(version, source.versions.get(tool.name))
+    request = Request(source, schema, tool.title, tool.splits)
+    reason = tool.why_not(source)
+    if reason:
         raise InputError(reason, "See `autofit export --to list`.")
+
     shares = {knob: share_of(tool, knob, request) for knob in source.config}
-    experts = of_experts(tool, request)
-    of_loss = of_loss_options(tool, source)
-    deviations = tuple(
-        each
-        for share in (*shares.values(), experts, of_loss, packing_of(tool, source))
-        for each in share.deviations
-    )
-    deviations += cached_casts(tool.title, source.config) if tool.caches_casts else ()
-    if source.predicted:
-        words = ("measured", "predicted")
-        deviations = tuple(
-            replace(each, instead=each.instead.replace(*words)) for each in deviations
-        )
+    others = (of_experts(tool, request), of_loss_options(tool, source), packing_of(tool, source))
     keys = dict(tool.fixed(request))
-    for share in shares.values():
+    deviations: list[Deviation] = []
+    for share in (*shares.values(), *others):
         keys |= share.keys
-    keys |= {**experts.keys, **of_loss.keys, **packing_of(tool, source).keys}
+        deviations += share.deviations
+    if tool.caches_casts:
+        deviations += cached_casts(tool.title, source.config)
+    if source.predicted:
+        deviations = [
+            replace(deviation, instead=deviation.instead.replace("measured", "predicted"))
+            for deviation in deviations
+        ]
+
     command = tool.command(request, file)
-    header = export_header(
-        f"{tool.title} {request.version}", source, deviations=deviations, run=command
-    )
+    title = f"{tool.title} {request.version}"
+    header = export_header(title, source, deviations=deviations, run=command)
     tree = nested(keys)
-    files = (
-        tool.files(source, tree, header, file) if tool.files else {file: yaml_file(header, tree)}
-    )
-    others = [*tool.files(source, tree, header, "")][1:] if tool.files else []
-    if file in (PurePosixPath(name).name for name in others):
-        raise InputError(
-            f"{shown(file)} is another file of this export.", "Choose another --output."
-        )
+    if tool.files:
+        files = tool.files(source, tree, header, file)
+        _, *beside = tool.files(source, tree, header, "")
+        if file in [PurePosixPath(name).name for name in beside]:
+            message = f"{shown(file)} is another file of this export."
+            raise InputError(message, "Choose another --output.")
+    else:
+        files = {file: yaml_file(header, tree)}
+
     by_knob = {knob: share.keys for knob, share in shares.items()}
-    return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
+    predicted = bool(source.predicted)
+    return Export(tool.name, request.version, files, tuple(deviations), by_knob, predicted)
 
 
 def _names(file: str) -> dict[str, str]:
-    """The slots of a command for the name of the first file: as a word of a shell, in Python, and as a module."""
+    """The slots of a command for the name of the first file: as a word of a shell, in Python, and
+    as a module."""
     return {
         "file": shell_path(file),
         "literal": python_string(file),
@@ -331,21 +359,26 @@ def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
     if task_named(source.task).tools:  # which no tool packs
         return ToolKeys()
+
     if tool.packs_beside_flash and source.packing and source.config.attention != "flash":
         instead = f"{tool.title} packs beside flash attention only, and pads here"
         return ToolKeys({tool.packing: False}, (Deviation("packing", True, instead),))
     if tool.packing:
-        instead = f"{tool.title} lets packed samples see those before them" if source.apart else ""
-        instead = instead or f"{tool.title} keeps packed samples from seeing one another"
-        differs = source.packing and tool.apart not in (None, source.apart)
-        told = (Deviation("packing", source.packing, instead),) if differs else ()
-        return ToolKeys({tool.packing: bool(source.packing)}, told)
+        keys = {tool.packing: bool(source.packing)}
+        if not source.packing or tool.apart in (None, source.apart):
+            return ToolKeys(keys)
+
+        instead = f"{tool.title} keeps packed samples from seeing one another"
+        if source.apart:
+            instead = f"{tool.title} lets packed samples see those before them"
+        return ToolKeys(keys, (Deviation("packing", True, instead),))
+
     if None in (tool.packs, source.packing) or tool.packs == source.packing:
         return ToolKeys()
-    does = "packs samples" if tool.packs else "pads samples, of whose tokens fewer count"
-    return ToolKeys(
-        deviations=(Deviation("packing", source.packing, f"{tool.title} always {does}"),)
-    )
+    instead = f"{tool.title} always pads samples, of whose tokens fewer count"
+    if tool.packs:
+        instead = f"{tool.title} always packs samples"
+    return ToolKeys(deviations=(Deviation("packing", source.packing, instead),))
 
 
 def of_loss_options(tool: Tool, source: ExportSource) -> ToolKeys:
@@ -366,45 +399,52 @@ def of_loss_options(tool: Tool, source: ExportSource) -> ToolKeys:
 
 
 def of_experts(tool: Tool, request: Request) -> ToolKeys:
-    """Which experts get adapters; deviations where the tool adapts none, or leaves them unquantised."""
-    source, deviations = request.source, []
-    adapted, value = list(source.adapted_experts), source.config.quantization
-    if adapted and not tool.expert_targets:
-        deviations.append(
-            request.deviation("lora_targets", f"{tool.title} puts no adapters beside experts")
-        )
-    quantised = value in (None, source.off.get("quantization")) or value in tool.quantises_experts
-    if source.experts and not quantised and "quantization" in tool.knobs:
+    """Which experts get adapters; deviations where the tool adapts none, or leaves them
+    unquantised."""
+    source = request.source
+    keys: dict[str, Any] = {}
+    deviations = []
+    if source.adapted_experts and tool.expert_targets:
+        keys[tool.expert_targets] = list(source.adapted_experts)
+    elif source.adapted_experts:
+        instead = f"{tool.title} puts no adapters beside experts"
+        deviations.append(request.deviation("lora_targets", instead))
+
+    value = source.config.quantization
+    is_held = value in (None, source.off.get("quantization"), *tool.quantises_experts)
+    if source.experts and not is_held and "quantization" in tool.knobs:
         instead = f"{tool.title} leaves the experts unquantised"
         deviations.append(request.deviation("quantization", instead, may_not_fit=True))
-    return ToolKeys(
-        {tool.expert_targets: adapted} if adapted and tool.expert_targets else {}, tuple(deviations)
-    )
+    return ToolKeys(keys, tuple(deviations))
 
 
 def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
-    source, share = request.source, tool.knobs.get(knob)
-    value, off, registered = source.config[knob], source.off.get(knob), knob in source.off
-    of_adapters = bool(knob_named(knob).beside)
+    source = request.source
+    share = tool.knobs.get(knob)
     # tools are asked for these only beside adapters
+    of_adapters = bool(knob_named(knob).beside)
     if share and of_adapters and not source.config.lora_rank:
         return ToolKeys()
+
     answer = share(request) if share else ToolKeys()
-    if (
-        answer.deviations
-        or answer.as_measured
-        or (value in (None, off) if registered else is_off(value))
-    ):
+    if answer.deviations or answer.as_measured:
         return answer
+    value = source.config[knob]
+    registered = knob in source.off
+    off = source.off.get(knob)
+    without = value in (None, off) if registered else is_off(value)
+    if without:
+        return answer
+
     if share:
         switched_off = replace(source, config=source.config.replace(**{knob: off}))
         if off is None or answer.keys != share(replace(request, source=switched_off)).keys:
             return answer
-    instead, may_not_fit = f"{tool.title} has nothing for it, and runs without it", not of_adapters
     if tool.without and registered and not share:
-        instead, may_not_fit = tool.without, tool.without_may_not_fit
-    return request.keys(knob, answer.keys, instead, may_not_fit=may_not_fit)
+        return request.keys(knob, answer.keys, tool.without, may_not_fit=tool.without_may_not_fit)
+    instead = f"{tool.title} has nothing for it, and runs without it"
+    return request.keys(knob, answer.keys, instead, may_not_fit=not of_adapters)
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -422,4 +462,6 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version, for comparison; empty if it has none."""
     match = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", version)
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
+    if match is None:
+        return ()
+    return tuple(int(part) for part in match[1].split("."))

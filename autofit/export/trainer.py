@@ -1,7 +1,9 @@
-"""A config in the words of transformers' Trainer: keywords of the objects that it is given, as plain data.
+"""A config in the words of transformers' Trainer: keywords of the objects that it is given, as
+plain data.
 
-Those are TrainingArguments, from_pretrained, peft's LoraConfig and BitsAndBytesConfig. What Trainer cannot run as
-measured becomes a deviation. `api.training_arguments` makes the objects, and names the layers that get adapters.
+Those are TrainingArguments, from_pretrained, peft's LoraConfig and BitsAndBytesConfig. What Trainer
+cannot run as measured becomes a deviation. `api.training_arguments` makes the objects, and names
+the layers that get adapters.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,10 +55,11 @@ _OPTIMIZERS_INSTEAD = {
     "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
     "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
 }
-_WHOLE = "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and more time"
 _CHECKPOINTING_INSTEAD = {
-    "selective": f"{_WHOLE} than measured",
-    "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured",
+    "selective": "Trainer cannot keep the outputs of products; it checkpoints blocks whole, "
+    "with less memory and more time than measured",
+    "alternate": "Trainer begins with the first block, so of an odd number it checkpoints "
+    "one more than was measured",
 }
 _ALL_DEVICES = (
     "gives weights up between forward and backward, with less memory and more time than measured"
@@ -69,8 +72,12 @@ _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squ
 
 @dataclass(frozen=True)
 class TrainerKeywords(Parts):
-    """Keywords of TrainingArguments, from_pretrained, LoraConfig and BitsAndBytesConfig; dtypes by name.
-    `trained_dtype` is that of adapters, and of heads trained whole."""
+    """Keywords of TrainingArguments, from_pretrained, LoraConfig and BitsAndBytesConfig; dtypes by
+    name.
+
+    Attributes:
+        trained_dtype: that of adapters, and of heads trained whole.
+    """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +94,8 @@ class TrainerKeywords(Parts):
 
 @dataclass(frozen=True)
 class TrainerCase:
-    """The config with every knob in it, where it runs, what it trains, and whether flash-attn is installed."""
+    """The config with every knob in it, where it runs, what it trains, and whether flash-attn is
+    installed."""
 
     config: Config
     device: str
@@ -98,14 +106,25 @@ class TrainerCase:
     def keywords(
         self, knob: str, instead: str | None, *, may_not_fit: bool = False, **groups: Any
     ) -> TrainerKeywords:
-        """The keywords of a knob by group; with `instead`, they deviate from what was measured."""
-        deviations = (Deviation(knob, self.config[knob], instead, may_not_fit),) if instead else ()
-        return TrainerKeywords(**groups, deviations=deviations)
+        """The keywords of a knob.
+
+        Args:
+            instead: how Trainer deviates from what was measured; None: it does not.
+            may_not_fit: whether that may take more memory.
+            groups: fields of TrainerKeywords.
+        """
+        if not instead:
+            return TrainerKeywords(**groups)
+        deviation = Deviation(knob, self.config[knob], instead, may_not_fit)
+        return TrainerKeywords(**groups, deviations=(deviation,))
 
 
 def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
-    """Everything that Trainer is given to run the config as it was measured. Raises InputError where batch sizes are
-    missing or contradict, or Trainer refuses a value."""
+    """Everything that Trainer is given to run the config as it was measured.
+
+    Raises:
+        InputError: batch sizes are missing or contradict, or Trainer refuses a value.
+    """
     always = {
         **learning(case.config),
         "remove_unused_columns": False,
@@ -116,9 +135,8 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
         if name in TRAINER_KNOBS:
             together = together.joined(TRAINER_KNOBS[name](case))
         elif not is_off(value):
-            together = together.joined(
-                case.keywords(name, "Trainer does not know this knob, and runs without it")
-            )
+            unknown = case.keywords(name, "Trainer does not know this knob, and runs without it")
+            together = together.joined(unknown)
     return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
@@ -141,93 +159,122 @@ def _micro_batch(case: TrainerCase) -> TrainerKeywords:
 
 
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
+    knob = "gradient_accumulation_steps"
     _, steps = batch_sizes(case.config, case.effective_batch_size)
-    alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
-    uneven = case.task.labels == "hidden tokens" and steps > 1
-    name = "gradient_accumulation_steps"
-    return case.keywords(name, alike if uneven else None, arguments={name: steps})
+    instead = None
+    if case.task.labels == "hidden tokens" and steps > 1:
+        instead = "Trainer weighs micro-batches alike for this task, autofit by their labels"
+    return case.keywords(knob, instead, arguments={knob: steps})
 
 
 def _precision(case: TrainerCase) -> TrainerKeywords:
     value = case.config.precision
     if value in _HALF:
-        if value == "fp16-mixed" and case.device == "cpu":
-            raise InputError(
-                "Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32."
-            )
-        dtype = _HALF[value] if case.config.lora_rank else "float32"
-        name = value.removesuffix("-mixed")
-        return TrainerKeywords(
-            arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32"
-        )
+        return _mixed_precision(case)
     if value in ("bf16", "fp8"):
-        slower = (
-            "Trainer multiplies in bfloat16, which is slower than measured"
-            if value == "fp8"
-            else None
-        )
-        keywords = case.keywords(
-            "precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16"
-        )
-        if case.task.medium == "images":
-            images = "Trainer leaves images in float32; give pixel_values in bfloat16"
-            keywords = keywords.joined(case.keywords("precision", images))
-        return keywords
-    # Written out on a GPU, because compiling switches tf32 on by default.
-    arguments = {} if case.device == "cpu" else {"tf32": value == "tf32"}
+        return _in_bfloat16(case)
+
+    arguments = {}
+    if case.device != "cpu":
+        # Written out, because compiling switches tf32 on by default.
+        arguments = {"tf32": value == "tf32"}
     return TrainerKeywords(arguments=arguments, model={"dtype": "float32"}, trained_dtype="float32")
+
+
+def _mixed_precision(case: TrainerCase) -> TrainerKeywords:
+    """Trained weights in float32, frozen ones in the dtype of the products."""
+    value = case.config.precision
+    if value == "fp16-mixed" and case.device == "cpu":
+        raise InputError(
+            "Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32."
+        )
+    dtype = _HALF[value] if case.config.lora_rank else "float32"
+    return TrainerKeywords(
+        arguments={value.removesuffix("-mixed"): True},
+        model={"dtype": dtype},
+        trained_dtype="float32",
+    )
+
+
+def _in_bfloat16(case: TrainerCase) -> TrainerKeywords:
+    """All weights; fp8 has no other way in Trainer."""
+    slower = None
+    if case.config.precision == "fp8":
+        slower = "Trainer multiplies in bfloat16, which is slower than measured"
+    keywords = case.keywords(
+        "precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16"
+    )
+    if case.task.medium != "images":
+        return keywords
+
+    images = "Trainer leaves images in float32; give pixel_values in bfloat16"
+    return keywords.joined(case.keywords("precision", images))
 
 
 def _checkpointing(case: TrainerCase) -> TrainerKeywords:
     knob = "activation_checkpointing"
     value = str(case.config[knob])
     if value.startswith("budget-"):
-        setting = (
-            f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
-        )
-        why = f"Trainer has no argument for it and keeps more for the backward; set {setting} yourself"
-        return case.keywords(knob, why, may_not_fit=True)
+        budget = value.removeprefix("budget-")
+        setting = f"torch._functorch.config.activation_memory_budget = {budget}"
+        why = "Trainer has no argument for it and keeps more for the backward"
+        return case.keywords(knob, f"{why}; set {setting} yourself", may_not_fit=True)
     if value not in CHECKPOINTED:
         return TrainerKeywords()
-    every_second = {"every_n_layers": 2} if value == "alternate" else {}
-    offload = {"offload": True} if case.config.activation_offload != "none" else {}
-    options = {"use_reentrant": False, **every_second, **offload}
+
+    options: dict[str, Any] = {"use_reentrant": False}
+    if value == "alternate":
+        options["every_n_layers"] = 2
+    if case.config.activation_offload != "none":
+        options["offload"] = True
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
     return case.keywords(knob, _CHECKPOINTING_INSTEAD.get(value), arguments=arguments)
 
 
 def _offload(case: TrainerCase) -> TrainerKeywords:
-    """Trainer offloads the inputs of checkpointed blocks only, as an option of their checkpointing."""
+    """Trainer offloads the inputs of checkpointed blocks only, as an option of their
+    checkpointing."""
     knob = "activation_offload"
     if case.config[knob] == "none":
         return TrainerKeywords()
+
     if case.config.activation_checkpointing in CHECKPOINTED:
-        slower = "Trainer's copies run between the computations, not beside them, which is slower than measured"
-        return case.keywords(knob, slower)
-    more = "Trainer offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-    return case.keywords(knob, more, may_not_fit=True)
+        beside = "Trainer's copies run between the computations, not beside them"
+        return case.keywords(knob, f"{beside}, which is slower than measured")
+    inputs = "Trainer offloads the inputs of checkpointed blocks only"
+    return case.keywords(knob, f"{inputs}, and needs more memory than measured", may_not_fit=True)
 
 
 def _lora(case: TrainerCase) -> TrainerKeywords:
-    rank = case.config.lora_rank
-    if not rank:
+    config = case.config
+    if not config.lora_rank:
         return TrainerKeywords()
-    alpha, dropout = case.config.lora_alpha, case.config.lora_dropout
-    kinds = {name: bool(case.config.get(f"lora_{name[4:]}")) for name in ("use_dora", "use_rslora")}
-    numbers = {"r": rank, "lora_alpha": alpha or USUAL_ALPHA, "lora_dropout": dropout or 0.0}
-    return TrainerKeywords(lora={**numbers, **{name: on for name, on in kinds.items() if on}})
+
+    keywords = {
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha or USUAL_ALPHA,
+        "lora_dropout": config.lora_dropout or 0.0,
+    }
+    for kind in ("dora", "rslora"):
+        if config.get(f"lora_{kind}"):
+            keywords[f"use_{kind}"] = True
+    return TrainerKeywords(lora=keywords)
 
 
 def _plus(case: TrainerCase) -> TrainerKeywords:
-    ratio = case.config.lora_plus
-    why = "Trainer trains both matrices alike, unless you give it peft.optimizers.create_loraplus_optimizer(...)"
-    return case.keywords("lora_plus", why if ratio else None)
+    if not case.config.lora_plus:
+        return TrainerKeywords()
+    given = "peft.optimizers.create_loraplus_optimizer(...)"
+    why = f"Trainer trains both matrices alike, unless you give it {given}"
+    return case.keywords("lora_plus", why)
 
 
 def _quantization(case: TrainerCase) -> TrainerKeywords:
-    value, precision = case.config.quantization, case.config.precision
+    value = case.config.quantization
+    precision = case.config.precision
     if value == "none":
         return TrainerKeywords()
+
     keywords: dict[str, Any] = {"load_in_8bit": True}
     if value != "int8":
         dtype = "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32")
@@ -235,30 +282,34 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": value == "nf4-dq",
+            "bnb_4bit_compute_dtype": dtype,
         }
-        keywords["bnb_4bit_compute_dtype"] = dtype
         if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
     if case.task.has_new_head:
-        # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
+        # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4
+        # bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
     return TrainerKeywords(quantization=keywords)
 
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
     value = str(case.config.optimizer)
-    if case.config.data_parallel == "fsdp" and OPTIMIZERS.get(value) in _WHOLE_WEIGHTS:
+    name = OPTIMIZERS.get("adamw-8bit-sr" if value in OF_BF16 else value)
+    if case.config.data_parallel == "fsdp" and name in _WHOLE_WEIGHTS:
         why = "bitsandbytes steps no divided weights there; torchao's 8-bit AdamW takes its place"
         return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
-    name = OPTIMIZERS.get("adamw-8bit-sr" if value in OF_BF16 else value)
     if name is None:
-        own = f"Trainer is given {'no Muon' if value == 'muon' else 'none of your own'} here, and runs its AdamW"
+        given = "no Muon" if value == "muon" else "none of your own"
+        own = f"Trainer is given {given} here, and runs its AdamW"
         return case.keywords("optimizer", own, may_not_fit=True)
+
     instead = _OPTIMIZERS_INSTEAD.get(value)
     if value == "adamw-foreach" and case.device == "cpu":
         instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
     if instead is _EMBEDDINGS and case.config.lora_rank:  # frozen embeddings have no state
         instead = None
+
     arguments: dict[str, Any] = {"optim": name}
     if value in KEEP_SMALL_UPDATES:
         arguments["optim_args"] = "bf16_stochastic_round=True"
@@ -273,84 +324,108 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
     value = case.config.compile
     if value == "none":
         return TrainerKeywords()
-    how = "block by block, as measured, it does with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment"
+
+    variable = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1"
+    how = f"block by block, as measured, it does with {variable} in the environment"
     arguments = {"torch_compile": True, "torch_compile_mode": value}
-    return case.keywords(
-        "compile", f"Trainer compiles the model as one; {how}", arguments=arguments
-    )
+    why = f"Trainer compiles the model as one; {how}"
+    return case.keywords("compile", why, arguments=arguments)
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
     value = case.config.attention
     if value in (None, "sdpa"):  # the default of transformers
         return TrainerKeywords()
+
     if value == "eager":
         return TrainerKeywords(model={"attn_implementation": "eager"})
     if case.flash_attn:
         return TrainerKeywords(model={"attn_implementation": "flash_attention_2"})
-    why = (
-        "without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere"
-    )
+
+    without = "without flash-attn, PyTorch takes its own flash kernel where it can"
+    why = f"{without}, and another elsewhere"
     return case.keywords("attention", why, may_not_fit=True, model={"attn_implementation": "sdpa"})
 
 
 def _liger(case: TrainerCase) -> TrainerKeywords:
-    """Kernels and the fused loss, which one argument of Trainer switches on together by Liger's own names."""
-    kernels, fused = case.config.kernels == "liger", case.config.loss == "fused"
-    if not (kernels or fused):
+    """Kernels and the fused loss, which one argument of Trainer switches on together by Liger's own
+    names."""
+    has_kernels = case.config.kernels == "liger"
+    has_loss = case.config.loss == "fused"
+    if not (has_kernels or has_loss):
         return TrainerKeywords()
-    others = {} if kernels else dict.fromkeys(_LIGER_KERNELS, False)
-    options = {"cross_entropy": False, "fused_linear_cross_entropy": fused, **others}
+
+    options = {"cross_entropy": False, "fused_linear_cross_entropy": has_loss}
+    if not has_kernels:
+        options |= dict.fromkeys(_LIGER_KERNELS, False)
     return TrainerKeywords(arguments={"use_liger_kernel": True, "liger_kernel_config": options})
 
 
 def _data_parallel(case: TrainerCase) -> TrainerKeywords:
     """How processes are started is the launcher's business; Trainer finds them."""
     value = case.config.data_parallel
-    mixed, on_cpu = case.config.precision.endswith("-mixed"), case.device == "cpu"
-    why = "Trainer averages gradients in 16 bits, which were measured in float32" if mixed else None
+    if value == "ddp":
+        return TrainerKeywords(arguments={"ddp_find_unused_parameters": True})
+    if value != "fsdp":
+        return TrainerKeywords()
+
+    why = None
+    on_cpu = case.device == "cpu"
     if on_cpu:
         why = "Trainer divides no weights on a CPU, and needs more memory than measured"
-    if value == "fsdp":
-        arguments = {"fsdp": True, "fsdp_config": _fsdp(case)}
-        return case.keywords("data_parallel", why, may_not_fit=on_cpu, arguments=arguments)
-    return TrainerKeywords(arguments={"ddp_find_unused_parameters": True} if value == "ddp" else {})
+    elif case.config.precision.endswith("-mixed"):
+        why = "Trainer averages gradients in 16 bits, which were measured in float32"
+    arguments = {"fsdp": True, "fsdp_config": _fsdp(case)}
+    return case.keywords("data_parallel", why, may_not_fit=on_cpu, arguments=arguments)
 
 
 def _fsdp(case: TrainerCase) -> dict[str, Any]:
     """One argument of Trainer, for all knobs of FSDP."""
-    config, options = case.config, dict[str, Any]()
+    config = case.config
+    options: dict[str, Any] = {}
     if config.data_parallel == "fsdp":
         options = {"version": 2, "cpu_ram_efficient_loading": config.quantization == "none"}
-    for knob, name in (
-        ("reshard_after_forward", "reshard_after_forward"),
-        ("fsdp_offload", "cpu_offload"),
-    ):
-        if config.get(knob) is not None:
-            options[name] = config[knob] not in (False, "none")
+    reshard = config.get("reshard_after_forward")
+    if reshard is not None:
+        options["reshard_after_forward"] = reshard not in (False, "none")
+    offload = config.get("fsdp_offload")
+    if offload is not None:
+        options["cpu_offload"] = offload not in (False, "none")
     return options
 
 
 def _reshard(case: TrainerCase) -> TrainerKeywords:
     knob = "reshard_after_forward"
-    if case.config[knob] is None:
+    value = case.config[knob]
+    if value is None:
         return TrainerKeywords()
-    some = type(case.config[knob]) is int
-    return case.keywords(
-        knob, f"Trainer {_ALL_DEVICES}" if some else None, arguments={"fsdp_config": _fsdp(case)}
-    )
+
+    instead = None
+    if type(value) is int:  # a number of devices
+        instead = f"Trainer {_ALL_DEVICES}"
+    return case.keywords(knob, instead, arguments={"fsdp_config": _fsdp(case)})
 
 
 def _replicate(case: TrainerCase) -> TrainerKeywords:
-    layout, knob = Layout.of(case.config), "data_parallel_replicate"
+    layout = Layout.of(case.config)
+    if layout.shard == 1 or layout.replicate == 1:
+        return TrainerKeywords()
+
     sizes = f"dp_replicate_size={layout.replicate}, dp_shard_size={layout.shard}"
-    why = f"Trainer divides weights over all devices unless it is given parallelism_config=ParallelismConfig({sizes})"
-    return case.keywords(knob, why if layout.shard > 1 and layout.replicate > 1 else None)
+    given = f"parallelism_config=ParallelismConfig({sizes})"
+    why = f"Trainer divides weights over all devices unless it is given {given}"
+    return case.keywords("data_parallel_replicate", why)
 
 
 def _split(knob: str, what: str, given: str) -> Callable[[TrainerCase], TrainerKeywords]:
-    why = f"Trainer splits no {what}, unless you give {given}"
-    return lambda case: case.keywords(knob, why if case.config[knob] not in (None, 1) else None)
+    """A knob of devices that Trainer does not divide by itself."""
+
+    def keywords(case: TrainerCase) -> TrainerKeywords:
+        if case.config[knob] in (None, 1):
+            return TrainerKeywords()
+        return case.keywords(knob, f"Trainer splits no {what}, unless you give {given}")
+
+    return keywords
 
 
 def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase], TrainerKeywords]:
@@ -358,16 +433,17 @@ def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase]
 
     def keywords(case: TrainerCase) -> TrainerKeywords:
         value = case.config[knob]
-        if is_off(value) if not values else value not in values:
+        is_possible = value not in values if values else is_off(value)
+        if is_possible:
             return TrainerKeywords()
-        return case.keywords(
-            knob, f"{instead}, and needs more memory than measured", may_not_fit=True
-        )
+        why = f"{instead}, and needs more memory than measured"
+        return case.keywords(knob, why, may_not_fit=True)
 
     return keywords
 
 
-# A new technique adds its row here; without one, `trainer_keywords` reports that Trainer runs without it.
+# A new technique adds its row here; without one, `trainer_keywords` reports that Trainer runs
+# without it.
 TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "precision": _precision,
     "micro_batch_size": _micro_batch,

@@ -23,78 +23,86 @@ def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
     config = case.config
     has_new_head = case.has_new_head
-    rank, targets = config.lora_rank, config.lora_targets or "all-linear"
-    names = (
-        ()
-        if targets in ("attention", "all-linear", "all-linear+head")
-        else tuple(str(targets).split("+"))
-    )
-    if names and (case.has_experts or {"attention", "all-linear", "head"} & set(names)):
-        return None
+    targets = config.lora_targets or "all-linear"
+    names: tuple[str, ...] = ()
+    if targets not in ("attention", "all-linear", "all-linear+head"):
+        names = tuple(str(targets).split("+"))
+        if case.has_experts or {"attention", "all-linear", "head"} & set(names):
+            return None
     if has_new_head and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
-    alpha, dropout = config.lora_alpha or USUAL_ALPHA, config.lora_dropout or 0.0
+
     # peft leaves out the output embedding by itself, but not every head of a classifier.
     by_name = has_new_head or targets == "all-linear+head" or bool(names)
-    transposed = by_name and case.model_config["model_type"] in TRANSPOSED
-    kinds = "(Linear, Conv1D)" if transposed else "torch.nn.Linear"
+    imports: tuple[str, ...] = ("from peft import LoraConfig, get_peft_model",)
+    kinds = "torch.nn.Linear"
+    if by_name and case.model_config["model_type"] in TRANSPOSED:
+        imports += _TRANSPOSED_IMPORTS
+        kinds = "(Linear, Conv1D)"
     linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
-    lines = []
+
+    among = "linear"
+    arguments = "target_modules=targets"
+    whole = ""
+    lines = [f"linear = {linear}"]
     if has_new_head:
-        lines = [
-            f"linear = {linear}",
-            _HEADS,
-            _ATTENTION if targets == "attention" else "targets = linear - heads",
-        ]
-    elif by_name:
-        lines = [f"{'linear' if names else 'targets'} = {linear}"]
+        among = "linear - heads"
+        arguments += ", modules_to_save=heads"
+        whole = "; the head is new, trained whole"
+        lines += [_HEADS]
+    attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
+
     if names:
-        among = "linear - heads" if has_new_head else "linear"
-        lines = [line for line in lines if not line.startswith("targets")] + [
-            _NAMED.format(among=among, names=names)
-        ]
-    if targets == "attention" and not by_name:
+        lines += [_NAMED.format(among=among, names=names)]
+    elif has_new_head and targets == "attention":
+        lines += [_ATTENTION]
+    elif has_new_head:
+        lines += ["targets = linear - heads"]
+    elif by_name:
+        lines = [f"targets = {linear}"]
+    elif targets == "attention":
+        lines = []
         attach = [
             f"lora = LoraConfig({_ALL}, {_BUT_ATTENTION}, **LORA)",
             "model = get_peft_model(model, lora)",
         ]
     else:
-        arguments = "target_modules=targets" if by_name else _ALL
-        if has_new_head:
-            arguments += ", modules_to_save=heads"
-        attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
-    kinds = "".join(
-        f', "use_{kind}": True' for kind in ("dora", "rslora") if config.get(f"lora_{kind}")
-    )
-    whole = "; the head is new, trained whole" if has_new_head else ""
+        lines = []
+        attach = [f"model = get_peft_model(model, LoraConfig({_ALL}, **LORA))"]
+
+    rank = config.lora_rank
+    alpha = config.lora_alpha or USUAL_ALPHA
+    dropout = config.lora_dropout or 0.0
+    numbers = f'"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}'
+    for kind in ("dora", "rslora"):
+        if config.get(f"lora_{kind}"):
+            numbers += f', "use_{kind}": True'
+
+    save: tuple[str, ...] = ()
+    if case.layout.world == 1:
+        save = (
+            "if args.weights:",
+            "    model.save_pretrained(args.output, save_embedding_layers=False)",
+            "else:  # adapters say nothing without the random weights below them",
+            "    model.merge_and_unload().save_pretrained(args.output)",
+        )
     return Fragments(
-        imports=(
-            "from peft import LoraConfig, get_peft_model",
-            *(_TRANSPOSED_IMPORTS if transposed else ()),
-        ),
-        constants=(
-            f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}{kinds}}}',
-        ),
+        imports=imports,
+        constants=(f"LORA = {{{numbers}}}",),
         adapt=(
             *lines_of(comment([f"lora_rank: {rank}, lora_targets: {targets}{whole}"])),
             *lines,
             "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
             *attach,
         ),
-        save=()
-        if case.layout.world > 1
-        else (
-            "if args.weights:",
-            "    model.save_pretrained(args.output, save_embedding_layers=False)",
-            "else:  # adapters say nothing without the random weights below them",
-            "    model.merge_and_unload().save_pretrained(args.output)",
-        ),
+        save=save,
     )
 
 
 def lora_plus(case: Case) -> Fragments | None:
-    """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need more."""
+    """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need
+    more."""
     others = case.has_new_head or case.config.lora_dora or case.config.optimizer_in_backward
-    return (
-        None if others or case.shards else Fragments(faster=f"{case.config.lora_plus}  # lora_plus")
-    )
+    if others or case.shards:
+        return None
+    return Fragments(faster=f"{case.config.lora_plus}  # lora_plus")

@@ -1,24 +1,33 @@
-"""data_parallel, and the knobs that say how: several devices that train one model, a process each."""
+"""data_parallel, and the knobs that say how: several devices that train one model, a process
+each."""
 
 from autofit.core.quoting import lines_of
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import BLOCK_CLASS, BLOCKS
 from autofit.export.template import call, fill, import_from, template
 
+# The dtype of products, by precision.
+_AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _UNREACHED = "model.set_reduce_scatter_unused_params(True)  # of experts that no token reaches here"
 
 
 def data_parallel(case: Case) -> Fragments | None:
     """How weights are held, what happens between devices, and who saves."""
     kinds = {"ddp": _replicated, "fsdp": _sharded}
-    value, nccl = case.config.data_parallel, case.device == "cuda"
+    value = case.config.data_parallel
     if value not in kinds:
         return None
-    started = (
+
+    backend = "gloo"
+    devices: tuple[str, ...] = ()
+    if case.device == "cuda":
+        backend = "nccl"
+        devices = ('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',)
+    start = (
         'if int(os.environ.get("WORLD_SIZE", 1)) != DEVICES:',
         '    raise SystemExit(f"start {DEVICES} processes with torchrun, as above")',
-        *(['torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'] if nccl else []),
-        f'dist.init_process_group("{"nccl" if nccl else "gloo"}")',
+        *devices,
+        f'dist.init_process_group("{backend}")',
         "if (rank := dist.get_rank()) > 0:",
         '    sys.stdout = open(os.devnull, "w")  # the first one tells',
     )
@@ -26,120 +35,152 @@ def data_parallel(case: Case) -> Fragments | None:
         standard=("import sys",),
         imports=("import torch.distributed as dist",),
         constants=(f"DEVICES = {case.layout.world}  # a process each; {_named(case)}",),
-        start=started,
+        start=start,
         spread=("torch.manual_seed(args.seed + rank)  # for dropout",),
     )
+
     if case.config.loss != "standard":
-        within = (
-            "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
+        bound = "model.forward = partial(causal_loss, model)"
+        own_loss = Fragments(
+            standard=("from functools import partial",),
+            spread=(f"{bound}  # so that it runs between the hooks below",),
         )
-        common = common.joined(
-            Fragments(standard=("from functools import partial",), spread=(within,))
-        )
+        common = common.joined(own_loss)
+
     added = kinds[value](case)
-    return common.joined(added) if added else None
+    if added is None:
+        return None
+    return common.joined(added)
 
 
 def _named(case: Case) -> str:
     """The knobs that chose it."""
-    replicas = (
-        f", data_parallel_replicate: {case.layout.replicate}" if case.layout.replicate > 1 else ""
-    )
-    return f"data_parallel: {case.config.data_parallel}{replicas}"
+    named = f"data_parallel: {case.config.data_parallel}"
+    if case.layout.replicate > 1:
+        named += f", data_parallel_replicate: {case.layout.replicate}"
+    return named
 
 
 def _replicated(case: Case) -> Fragments:
-    """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of a step."""
-    split = case.config.gradient_accumulation_steps != 1
-    options = [
-        "model",
-        "gradient_as_bucket_view=True",
-        *["find_unused_parameters=True"] * case.has_experts,
-    ]
-    later = "model.no_sync() if part[-1] < own[-1] else nullcontext()"
-    adapters = "model.module.save_pretrained(args.output, save_embedding_layers=False)"
-    return Fragments(
-        standard=("from contextlib import nullcontext",) if split else (),
+    """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of
+    a step."""
+    options = ["model", "gradient_as_bucket_view=True"]
+    if case.has_experts:
+        options += ["find_unused_parameters=True"]
+
+    arguments = "args.output"
+    if case.lora:
+        arguments += ", save_embedding_layers=False"
+    whole = Fragments(
         imports=(import_from("torch.nn.parallel", "DistributedDataParallel"),),
-        around_step=(f"{later}",) if split else (),
         spread=tuple(call("model = DistributedDataParallel", options, indent=4)),
-        save=(adapters if case.lora else "model.module.save_pretrained(args.output)",),
+        save=(f"model.module.save_pretrained({arguments})",),
     )
+    if case.config.gradient_accumulation_steps == 1:
+        return whole
+
+    deferred = Fragments(
+        standard=("from contextlib import nullcontext",),
+        around_step=("model.no_sync() if part[-1] < own[-1] else nullcontext()",),
+    )
+    return whole.joined(deferred)
 
 
 def _sharded(case: Case) -> Fragments | None:
-    """FSDP2, block by block."""
-    if case.has_experts and [
-        int(part) for part in case.versions.get("torch", "2.13").split(".")[:2]
-    ] < [2, 13]:
-        return None
-    layout, reshard = case.layout, case.config.reshard_after_forward
-    classes, lines = ["fully_shard"], []
-    kept = "part is not model" if reshard is True else f"{reshard} if part is not model else False"
-    options = {"reshard_after_forward": kept if reshard else "False"}
+    """FSDP2, block by block; None for experts before PyTorch 2.13."""
+    shard: tuple[str, ...] = ()
+    if case.has_experts:
+        torch = case.versions.get("torch", "2.13").split(".")
+        if [int(part) for part in torch[:2]] < [2, 13]:
+            return None
+        shard = (_UNREACHED,)
+
+    classes = ["fully_shard"]
+    lines = []
+    given = ["part", f"reshard_after_forward={_reshards(case)}"]
+    layout = case.layout
     if layout.replicate > 1:
         sizes = f"({layout.replicate}, {layout.shard})"
-        lines.append(
-            f'mesh = dist.init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))'
-        )
-        options["mesh"] = "mesh"
-    if low := {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}.get(case.config.precision):
-        lines.append(
-            f"policy = MixedPrecisionPolicy(torch.{low}, torch.float32, cast_forward_inputs=False)"
-        )
-        options["mp_policy"] = "policy"
-        classes.append("MixedPrecisionPolicy")
+        names = 'mesh_dim_names=("replicate", "shard")'
+        lines += [f"mesh = dist.init_device_mesh(DEVICE, {sizes}, {names})"]
+        given += ["mesh=mesh"]
+
+    low = _AUTOCAST.get(case.config.precision)
+    if low:
+        dtypes = f"torch.{low}, torch.float32"
+        lines += [f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"]
+        given += ["mp_policy=policy"]
+        classes += ["MixedPrecisionPolicy"]
+
     if case.config.fsdp_offload == "cpu":
-        options["offload_policy"] = (
-            "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
-        )
-        classes.append("CPUOffloadPolicy")
-    given = ["part", *(f"{name}={value}" for name, value in options.items())]
-    listed = case.config.compile != "none" or case.config.activation_checkpointing == "alternate"
+        pinned = "" if case.device == "cuda" else "False"
+        given += [f"offload_policy=CPUOffloadPolicy({pinned})"]
+        classes += ["CPUOffloadPolicy"]
+
+    has_list = case.config.compile != "none" or case.config.activation_checkpointing == "alternate"
     slots = {
         "options": lines,
-        "blocks": "blocks" if listed else BLOCKS,
+        "blocks": "blocks" if has_list else BLOCKS,
         "ends": () if case.has_new_head else _ends(case),
         "call": call("fully_shard", given, indent=8),
     }
-    adapters = ", ignore_frozen_params=True" if case.lora else ""
-    save = "model.save_pretrained(args.output, state_dict=state"
+
+    micro: tuple[str, ...] = ()
+    if case.config.gradient_accumulation_steps != 1:
+        micro = _deferred(case)
+    saved = "args.output, state_dict=state"
+    gathered = "full_state_dict=True, cpu_offload=True"
+    if case.lora:
+        saved += ", save_embedding_layers=False"
+        gathered += ", ignore_frozen_params=True"
+    state_dict = "torch.distributed.checkpoint.state_dict"
     return Fragments(
         imports=(
             BLOCK_CLASS,
             import_from("torch.distributed.fsdp", *sorted(classes)),
-            import_from(
-                "torch.distributed.checkpoint.state_dict",
-                "StateDictOptions",
-                "get_model_state_dict",
-            ),
+            import_from(state_dict, "StateDictOptions", "get_model_state_dict"),
         ),
-        shard=(
-            *lines_of(fill(template("shard"), slots)),
-            *([_UNREACHED] if case.has_experts else []),
-        ),
-        micro=_deferred(case) if case.config.gradient_accumulation_steps != 1 else (),
+        shard=(*lines_of(fill(template("shard"), slots)), *shard),
+        micro=micro,
         gather=(
-            f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
+            f"whole = StateDictOptions({gathered})",
             "state = get_model_state_dict(model, options=whole)",
         ),
-        save=(f"{save}, save_embedding_layers=False)" if case.lora else f"{save})",),
+        save=(f"model.save_pretrained({saved})",),
     )
 
 
+def _reshards(case: Case) -> str:
+    """Whether a part gives its weights up after the forward, or to how many devices; the rest of
+    the model never does."""
+    reshard = case.config.reshard_after_forward
+    if not reshard:
+        return "False"
+    if reshard is True:
+        return "part is not model"
+    return f"{reshard} if part is not model else False"
+
+
 def _deferred(case: Case) -> tuple[str, ...]:
-    """What waits for the last micro-batch of a step: gradients of adapters, which are small when they are whole, and
-    what replicas exchange of others."""
-    what = "gradient_sync" if case.lora else "all_reduce" if case.layout.replicate > 1 else ""
-    return (f"model.set_requires_{what}(part[-1] == own[-1])",) if what else ()
+    """What waits for the last micro-batch of a step: gradients of adapters, which are small when
+    they are whole, and what replicas exchange of others."""
+    if case.lora:
+        what = "gradient_sync"
+    elif case.layout.replicate > 1:
+        what = "all_reduce"
+    else:
+        return ()
+    return (f"model.set_requires_{what}(part[-1] == own[-1])",)
 
 
 def _ends(case: Case) -> tuple[str, ...]:
-    """Embedding and head as parts of their own, unless one weight is both; a loss of its own multiplies by the weight
-    of the head itself."""
+    """Embedding and head as parts of their own, unless one weight is both; a loss of its own
+    multiplies by the weight of the head itself."""
     if case.model_config.get("tie_word_embeddings"):
         return ()
-    embedding, head = "model.get_input_embeddings()", "model.get_output_embeddings()"
+
+    embedding = "model.get_input_embeddings()"
+    head = "model.get_output_embeddings()"
     if case.config.loss != "standard":
         return f"if {embedding}.weight is not {head}.weight:", f"    parts.append({embedding})"
     return (

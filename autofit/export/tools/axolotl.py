@@ -1,8 +1,9 @@
 """axolotl: the YAML of `axolotl train`.
 
-It loads weights in the dtype of its autocast, and holds norms and embeddings in float32, unless there are adapters or
-an attention without float32. Such a model fails at its first linear layer without autocast, so full training in
-bfloat16 is exported as autocast. Keys of plugins count only if the plugin is named.
+It loads weights in the dtype of its autocast, and holds norms and embeddings in float32, unless
+there are adapters or an attention without float32. Such a model fails at its first linear layer
+without autocast, so full training in bfloat16 is exported as autocast. Keys of plugins count only
+if the plugin is named.
 """
 
 from functools import partial
@@ -20,32 +21,43 @@ _SAVED = [
 ]
 # Triton kernels that axolotl switches on by itself beside adapters.
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_LIGER_KERNELS = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation")
 # torchao's, in the blocks that were measured; Trainer's deviate.
 _TORCHAO = {"adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8"}
 _SAMPLES = "axolotl splits samples beside flash-attn and packing alone"
 _FULL_TRAINING = {
-    "bf16": "axolotl holds embeddings and norms in float32 and runs under autocast, in more memory than measured",
-    "bf16-mixed": "axolotl holds all weights but embeddings and norms in bfloat16, with less memory and precision",
-    "fp16-mixed": "axolotl holds the weights in float16, whose gradients its loss scaler refuses; use bf16-mixed",
+    "bf16": "axolotl holds embeddings and norms in float32 and runs under autocast, "
+    "in more memory than measured",
+    "bf16-mixed": "axolotl holds all weights but embeddings and norms in bfloat16, "
+    "with less memory and precision",
+    "fp16-mixed": "axolotl holds the weights in float16, whose gradients its loss scaler refuses; "
+    "use bf16-mixed",
 }
 
 
 def _precision(request: Request) -> ToolKeys:
-    value, adapters = request.config.precision, bool(request.config.lora_rank)
+    value = request.config.precision
+    has_adapters = bool(request.config.lora_rank)
     keys: dict[str, Any] = {
-        "bf16": value in ("bf16-mixed", "fp8") or (value == "bf16" and not adapters),
+        "bf16": value in ("bf16-mixed", "fp8") or (value == "bf16" and not has_adapters),
         "fp16": value == "fp16-mixed",
-        "bfloat16": value == "bf16" and adapters,
+        "bfloat16": value == "bf16" and has_adapters,
         "float16": False,
         "tf32": value == "tf32",
         "fp8": value == "fp8",
     }
-    if adapters:
+    if has_adapters:
         keys["peft_autocast_adapter_dtype"] = value not in ("bf16", "fp8")
-    instead = None if adapters else _FULL_TRAINING.get(value)
+
+    instead = None
     if value == "fp8":
-        instead = "axolotl chooses the layers by itself, and runs the rest under autocast with norms in float32"
-    elif value == "bf16" and adapters and request.config.quantization != "none":
+        instead = (
+            "axolotl chooses the layers by itself, "
+            "and runs the rest under autocast with norms in float32"
+        )
+    elif not has_adapters:
+        instead = _FULL_TRAINING.get(value)
+    elif value == "bf16" and request.config.quantization != "none":
         instead = (
             "peft holds adapters beside quantised weights in float32, in more memory than measured"
         )
@@ -55,83 +67,103 @@ def _precision(request: Request) -> ToolKeys:
 def _checkpointing(request: Request) -> ToolKeys:
     """By Trainer's names before transformers 5.23, which include `every_n_layers`."""
     knob = "activation_checkpointing"
-    value, adapters = request.text(knob), bool(request.config.lora_rank)
+    value = request.text(knob)
     deviations = shared.keywords(request, knob).deviations
     if value == "none" or value.startswith("budget-"):
         return ToolKeys({"gradient_checkpointing": False}, deviations)
-    options = {"use_reentrant": False, **({"every_n_layers": 2} if value == "alternate" else {})}
+
+    options: dict[str, Any] = {"use_reentrant": False}
+    if value == "alternate":
+        options["every_n_layers"] = 2
     keys: dict[str, Any] = {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": options,
     }
     if value != "selective":
         return ToolKeys(keys, deviations)
-    keys["selective_checkpointing"] = {"save": ["attention"] if adapters else _SAVED}
-    why = "beside adapters axolotl keeps the outputs of attention alone, with less memory and more time than measured"
-    return request.keys(knob, keys, why if adapters else None)
+
+    if not request.config.lora_rank:
+        keys["selective_checkpointing"] = {"save": _SAVED}
+        return ToolKeys(keys)
+    keys["selective_checkpointing"] = {"save": ["attention"]}
+    why = (
+        "beside adapters axolotl keeps the outputs of attention alone, "
+        "with less memory and more time than measured"
+    )
+    return request.keys(knob, keys, why)
 
 
 def _rank(request: Request) -> ToolKeys:
     rank = request.config.lora_rank
     if not rank:
         return ToolKeys()
-    kind = "qlora" if request.config.quantization in ("nf4", "nf4-dq") else "lora"
+
+    kind = "lora"
+    if request.config.quantization in ("nf4", "nf4-dq"):
+        kind = "qlora"
     return ToolKeys({"adapter": kind, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
 
 
 def _targets(request: Request) -> ToolKeys:
     targets = request.source.layers(None)
-    return ToolKeys(
-        {"lora_target_linear": True} if targets is None else {"lora_target_modules": targets}
-    )
+    if targets is None:
+        return ToolKeys({"lora_target_linear": True})
+    return ToolKeys({"lora_target_modules": targets})
 
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.config.quantization
     four_bits = value in ("nf4", "nf4-dq")
-    kind = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
-    keys = {"load_in_8bit": value == "int8", "load_in_4bit": four_bits}
+    keys: dict[str, Any] = {"load_in_8bit": value == "int8", "load_in_4bit": four_bits}
     if request.source.experts:
         keys["quantize_moe_experts"] = four_bits
-    return ToolKeys({**keys, **({"bnb_config_kwargs": kind} if four_bits else {})})
+    if four_bits:
+        keys["bnb_config_kwargs"] = {
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": value == "nf4-dq",
+        }
+    return ToolKeys(keys)
 
 
 def _optimizer(request: Request) -> ToolKeys:
     value = request.config.optimizer
     if value in _TORCHAO:
         return ToolKeys({"optimizer": _TORCHAO[value]})
+
     trainer = shared.keywords(request, "optimizer")
     keys = {"optimizer": trainer.arguments.get("optim", "adamw_torch")}
-    keys |= {
-        name: each
-        for name, each in trainer.arguments.items()
-        if name in ("optim_args", "adam_beta2")
-    }
+    for name in ("optim_args", "adam_beta2"):
+        if name in trainer.arguments:
+            keys[name] = trainer.arguments[name]
     return ToolKeys(keys, trainer.deviations)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
     """DDP is what axolotl does with several processes."""
     kind = request.config.data_parallel
+    if kind == "ddp":
+        ddp = {"ddp": True, "ddp_find_unused_parameters": True}
+        return ToolKeys(ddp, as_measured=True)
     if kind != "fsdp":
-        return ToolKeys(
-            {"ddp": True, "ddp_find_unused_parameters": True} if kind == "ddp" else {},
-            as_measured=True,
-        )
-    words = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    words |= dict.fromkeys(("state_dict_type", "final_state_dict_type"), "FULL_STATE_DICT")
-    words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
-    keys = {"fsdp_version": 2, **{f"fsdp_config.{name}": value for name, value in words.items()}}
+        return ToolKeys(as_measured=True)
+
+    keys = {
+        "fsdp_version": 2,
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.state_dict_type": "FULL_STATE_DICT",
+        "fsdp_config.final_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_config.cpu_ram_efficient_loading": request.config.quantization == "none",
+    }
     autocast = request.config.precision in ("fp8", "bf16") and not request.config.lora_rank
     return several_devices.by_accelerate(request, keys, autocast=autocast)
 
 
 def _replicate(request: Request) -> ToolKeys:
     layout = request.layout
-    groups = several_devices.is_fsdp(request) and layout.replicate > 1
-    return ToolKeys(
-        {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard} if groups else {}
-    )
+    if not several_devices.is_fsdp(request) or layout.replicate == 1:
+        return ToolKeys()
+    return ToolKeys({"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard})
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -139,6 +171,7 @@ def _compile(request: Request) -> ToolKeys:
     value = request.config.compile
     if value == "none":
         return ToolKeys({"torch_compile": False})
+
     keys: dict[str, Any] = {
         "torch_compile": True,
         "torch_compile_backend": "inductor",
@@ -150,48 +183,62 @@ def _compile(request: Request) -> ToolKeys:
 
 
 def _layers(request: Request) -> ToolKeys:
-    offloads, adapted = request.config.parameter_offload == "cpu", bool(request.config.lora_rank)
-    why = "axolotl offloads frozen layers only" if offloads and not adapted else None
-    return request.keys(
-        "parameter_offload", {"layer_offloading": offloads and adapted}, why, may_not_fit=True
-    )
+    offloads = request.config.parameter_offload == "cpu"
+    has_adapters = bool(request.config.lora_rank)
+    keys = {"layer_offloading": offloads and has_adapters}
+    if not offloads or has_adapters:
+        return ToolKeys(keys)
+    why = "axolotl offloads frozen layers only"
+    return request.keys("parameter_offload", keys, why, may_not_fit=True)
 
 
 def _plugins(request: Request) -> dict[str, Any]:
     """The keys of both plugins, the same for both knobs that need one; none if neither is on."""
-    kernels, fused = request.config.kernels == "liger", request.config.loss == "fused"
-    plugins, keys = [], dict[str, Any]()
-    if kernels or fused:
+    has_kernels = request.config.kernels == "liger"
+    has_loss = request.config.loss == "fused"
+    plugins = []
+    keys: dict[str, Any] = {}
+    if has_kernels or has_loss:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
-        keys |= dict.fromkeys(
-            ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels
-        )
-        keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
+        keys |= dict.fromkeys(_LIGER_KERNELS, has_kernels)
+        keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": has_loss}
     if _is_cut(request):
         plugins.append("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
         keys["cut_cross_entropy"] = True
-    return {"plugins": plugins, **keys} if plugins else {}
+    if not plugins:
+        return {}
+    return {"plugins": plugins, **keys}
 
 
 def _is_cut(request: Request) -> bool:
-    """Whether cut cross-entropy stands for the chunked loss: on a card, where axolotl itself computes in 16 bits."""
-    keys = _precision(request).keys
-    half = keys["bf16"] or keys["fp16"]
+    """Whether cut cross-entropy stands for the chunked loss: on a card, where axolotl itself
+    computes in 16 bits."""
     if request.source.task not in LANGUAGE_MODELS:  # whose loss is not the model's own
         return False
-    return request.config.loss == "chunked" and request.source.device == "cuda" and bool(half)
+    if request.config.loss != "chunked" or request.source.device != "cuda":
+        return False
+    keys = _precision(request).keys
+    return bool(keys["bf16"] or keys["fp16"])
 
 
 def _loss(request: Request) -> ToolKeys:
-    """axolotl's chunked_cross_entropy holds the logits of all tokens, and only widens them in chunks."""
+    """axolotl's chunked_cross_entropy holds the logits of all tokens, and only widens them in
+    chunks."""
+    is_cut = _is_cut(request)
     why = None
-    if request.config.loss == "chunked":
-        why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
     if request.source.task not in LANGUAGE_MODELS:
         why = shared.all_logits(request)
-    elif _is_cut(request):
-        why = "axolotl never holds all logits by cut cross-entropy's kernels, which axolotl's fork of that package has"
-    return request.keys("loss", _plugins(request), why, may_not_fit=not _is_cut(request))
+    elif is_cut:
+        why = (
+            "axolotl never holds all logits by cut cross-entropy's kernels, "
+            "which axolotl's fork of that package has"
+        )
+    elif request.config.loss == "chunked":
+        why = (
+            "axolotl holds the logits of all tokens; "
+            "Liger's plugin with liger_fused_linear_cross_entropy never does"
+        )
+    return request.keys("loss", _plugins(request), why, may_not_fit=not is_cut)
 
 
 def _data(source: ExportSource) -> dict[str, Any]:
@@ -201,6 +248,7 @@ def _data(source: ExportSource) -> dict[str, Any]:
         return {"datasets": [{"path": "path/to/dataset", "type": "chat_template.default"}]}
     if loader is None:
         return {"datasets": [{"path": "path/to/dataset", "type": "completion"}]}
+
     entry: dict[str, Any] = {"path": source.data, "ds_type": loader}
     if source.form == "messages":
         entry |= {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
@@ -239,11 +287,10 @@ TOOL = Tool(
             "gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"
         ),
         **several_devices.rows(
-            *(_data_parallel, _replicate),
-            *(
-                partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
-                partial(several_devices.offload, path="fsdp_config.offload_params"),
-            ),
+            _data_parallel,
+            _replicate,
+            partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
+            partial(several_devices.offload, path="fsdp_config.offload_params"),
             tensor=partial(
                 several_devices.split, knob="tensor_parallel", path="tensor_parallel_size"
             ),
@@ -255,13 +302,12 @@ TOOL = Tool(
         ),
         "activation_checkpointing": _checkpointing,
         "activation_offload": lambda request: shared.offload_of_blocks(
-            *(
-                request,
-                {"activation_offloading": False},
-                {"activation_offloading": "hidden_states"},
-            ),
+            request,
+            {"activation_offloading": False},
+            {"activation_offloading": "hidden_states"},
             # Without checkpointing axolotl refuses to offload.
-            "axolotl offloads with activation checkpointing only, and keeps activations on the device",
+            "axolotl offloads with activation checkpointing only, "
+            "and keeps activations on the device",
         ),
         "lora_rank": _rank,
         "lora_alpha": shared.whole_alpha,

@@ -1,5 +1,5 @@
-"""Lightning: the `trainer:` section of a LightningCLI config, for any model. The model, its data and its optimizer
-belong to the user's LightningModule."""
+"""Lightning: the `trainer:` section of a LightningCLI config, for any model. The model, its data
+and its optimizer belong to the user's LightningModule."""
 
 from functools import partial
 from typing import Any
@@ -13,22 +13,27 @@ _STRATEGY = "trainer.strategy"
 _OF_FSDP = ("data_parallel_replicate", "reshard_after_forward", "fsdp_offload")
 _BATCHES = "Lightning takes the batches of your data module; give it this batch_size"
 _GRADIENTS = (
-    "Lightning keeps the gradients of a step through the next forward, unless on_train_batch_end of your module calls"
-    " self.optimizers().zero_grad()"
+    "Lightning keeps the gradients of a step through the next forward, "
+    "unless on_train_batch_end of your module calls self.optimizers().zero_grad()"
 )
 _INSTEAD = {"tf32": shared.TF32.format("Lightning"), "fp8": shared.FP8.format("Lightning")}
 
 
 def _precision(request: Request) -> ToolKeys:
-    value, frozen = request.config.precision, shared.frozen_in_mixed_precision(request)
-    why = "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
-    instead = why if frozen else _INSTEAD.get(value, shared.convolutions(request))
+    value = request.config.precision
     keys = {"trainer.precision": shared.LIGHTNING_PRECISION[value]}
-    return request.keys("precision", keys, instead, may_not_fit=frozen)
+    if shared.frozen_in_mixed_precision(request):
+        why = (
+            "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
+        )
+        return request.keys("precision", keys, why, may_not_fit=True)
+    instead = _INSTEAD.get(value, shared.convolutions(request))
+    return request.keys("precision", keys, instead)
 
 
 def _accumulation(request: Request) -> ToolKeys:
-    """Where several micro-batches make a step, gradients were there in all forwards but the first."""
+    """Where several micro-batches make a step, gradients were there in all forwards but the
+    first."""
     knob = "gradient_accumulation_steps"
     steps = request.config[knob]
     why = _GRADIENTS if steps == 1 else None
@@ -36,43 +41,62 @@ def _accumulation(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout, nodes = request.config.data_parallel, request.layout, request.nodes
-    keys = {
-        "trainer.devices": layout.world // nodes,
-        **({"trainer.num_nodes": nodes} if nodes > 1 else {}),
-    }
-    strategy = {_STRATEGY: "ddp_find_unused_parameters_true"}
-    if kind == "fsdp" and request.source.device == "cpu":  # where it refuses its FSDP
-        why = several_devices.ON_CPU.format("Lightning")
-        return request.keys("data_parallel", keys | strategy, why, may_not_fit=True)
-    if kind == "fsdp":
-        why = "Lightning's is FSDP 1; it divides what your auto_wrap_policy names, which has to be the blocks"
-        return request.keys(
-            "data_parallel",
-            {**keys, **_strategy(request, "data_parallel").keys},
-            why,
-            may_not_fit=True,
+    kind = request.config.data_parallel
+    nodes = request.nodes
+    keys: dict[str, Any] = {"trainer.devices": request.layout.world // nodes}
+    if nodes > 1:
+        keys["trainer.num_nodes"] = nodes
+    if kind not in ("ddp", "fsdp"):
+        return ToolKeys(keys, as_measured=True)
+
+    on_cpu = request.source.device == "cpu"
+    if kind == "fsdp" and not on_cpu:
+        why = (
+            "Lightning's is FSDP 1; it divides what your auto_wrap_policy names, "
+            "which has to be the blocks"
         )
-    return ToolKeys(keys | (strategy if kind == "ddp" else {}), (), True)
+        keys |= _strategy(request, "data_parallel").keys
+        return request.keys("data_parallel", keys, why, may_not_fit=True)
+
+    keys[_STRATEGY] = "ddp_find_unused_parameters_true"
+    if kind == "fsdp":  # which it refuses on a CPU
+        why = several_devices.ON_CPU.format("Lightning")
+        return request.keys("data_parallel", keys, why, may_not_fit=True)
+    return ToolKeys(keys, as_measured=True)
 
 
 def _strategy(request: Request, knob: str) -> ToolKeys:
     """The keys of all knobs of FSDP, which decide the strategy together."""
-    layout, reshard, offload = request.layout, *(request.config[name] for name in _OF_FSDP[1:])
     if not several_devices.is_fsdp(request) or request.source.device == "cpu":
         return ToolKeys(as_measured=True)
-    groups, kept = layout.replicate > 1, reshard is False
-    kind = "HYBRID_SHARD" if groups else "SHARD_GRAD_OP" if kept else "FULL_SHARD"
-    options: dict[str, Any] = {} if reshard is None else {"sharding_strategy": kind}
-    options |= {} if offload is None else {"cpu_offload": offload == "cpu"}
-    options |= {"device_mesh": [layout.replicate, layout.shard]} if groups else {}
-    keys = {f"{_STRATEGY}.init_args.{name}": value for name, value in options.items()}
+
+    layout = request.layout
+    reshard = request.config.reshard_after_forward
+    offload = request.config.fsdp_offload
+    has_groups = layout.replicate > 1
+    if has_groups:
+        kind = "HYBRID_SHARD"
+    elif reshard is False:
+        kind = "SHARD_GRAD_OP"
+    else:
+        kind = "FULL_SHARD"
+
+    keys: dict[str, Any] = {f"{_STRATEGY}.class_path": "lightning.pytorch.strategies.FSDPStrategy"}
+    if reshard is not None:
+        keys[f"{_STRATEGY}.init_args.sharding_strategy"] = kind
+    if offload is not None:
+        keys[f"{_STRATEGY}.init_args.cpu_offload"] = offload == "cpu"
+    if has_groups:
+        keys[f"{_STRATEGY}.init_args.device_mesh"] = [layout.replicate, layout.shard]
+
     why = None
-    if knob == "reshard_after_forward" and (type(reshard) is int or (groups and kept)):
-        why = "Lightning gives weights up between forward and backward, with less memory and more time than measured"
-    return request.keys(
-        knob, {f"{_STRATEGY}.class_path": "lightning.pytorch.strategies.FSDPStrategy", **keys}, why
-    )
+    in_part = type(reshard) is int or (has_groups and reshard is False)
+    if knob == "reshard_after_forward" and in_part:
+        why = (
+            "Lightning gives weights up between forward and backward, "
+            "with less memory and more time than measured"
+        )
+    return request.keys(knob, keys, why)
 
 
 TOOL = Tool(

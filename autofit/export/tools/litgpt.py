@@ -1,6 +1,6 @@
-"""litgpt: the YAML of `litgpt finetune_full --config` and `litgpt finetune_lora --config`. On one device its finetuning
-neither checkpoints activations nor compiles, on several it divides weights and checkpoints; its loss widens the logits
-in chunks."""
+"""litgpt: the YAML of `litgpt finetune_full --config` and `litgpt finetune_lora --config`. On one
+device its finetuning neither checkpoints activations nor compiles, on several it divides weights
+and checkpoints; its loss widens the logits in chunks."""
 
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys
 
 _INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
-_QUANTISED = "litgpt quantises weights on one device only."
+_FEWER_BYTES = "with less memory and more time than measured"
 _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-dq"}
 
 
@@ -20,60 +20,71 @@ def _precision(request: Request) -> ToolKeys:
     """Quantised weights require one dtype for all the rest."""
     value = request.config.precision
     if value.endswith("-mixed") and request.config.quantization != "none":
-        why = "litgpt holds adapters beside quantised weights in bfloat16, with less memory and precision than measured"
+        why = (
+            "litgpt holds adapters beside quantised weights in bfloat16, "
+            "with less memory and precision than measured"
+        )
         return request.keys("precision", {"precision": "bf16-true"}, why)
-    frozen = shared.frozen_in_mixed_precision(request)
-    more = "litgpt holds frozen weights in float32, in more memory than measured"
+
     keys = {"precision": shared.LIGHTNING_PRECISION[value]}
-    return request.keys(
-        "precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen
-    )
+    if shared.frozen_in_mixed_precision(request):
+        more = "litgpt holds frozen weights in float32, in more memory than measured"
+        return request.keys("precision", keys, more, may_not_fit=True)
+    return request.keys("precision", keys, _INSTEAD.get(value))
 
 
 def _checkpointing(request: Request) -> ToolKeys:
     knob = "activation_checkpointing"
-    value, several = request.text(knob), request.layout.world > 1
-    if several:
-        why = "litgpt checkpoints every block on several devices, with less memory and more time than measured"
-        return replace(request.keys(knob, {}, None if value == "full" else why), as_measured=True)
-    why = "litgpt checkpoints on several devices only, and keeps all for the backward here"
-    return request.keys(knob, {}, None if value == "none" else why, may_not_fit=True)
+    value = request.text(knob)
+    if request.layout.world == 1 and value == "none":
+        return ToolKeys()
+    if request.layout.world == 1:
+        why = "litgpt checkpoints on several devices only, and keeps all for the backward here"
+        return request.keys(knob, {}, why, may_not_fit=True)
+
+    if value == "full":
+        return ToolKeys(as_measured=True)
+    why = f"litgpt checkpoints every block on several devices, {_FEWER_BYTES}"
+    return replace(request.keys(knob, {}, why), as_measured=True)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    layout, nodes = request.layout, request.nodes
-    keys = {"devices": layout.world // nodes, **({"num_nodes": nodes} if nodes > 1 else {})}
-    why = "litgpt divides weights, with less memory and more time than measured"
-    deviating = request.keys(
-        "data_parallel", keys, why if request.config.data_parallel == "ddp" else None
-    )
-    return replace(deviating, as_measured=True)
+    nodes = request.nodes
+    keys = {"devices": request.layout.world // nodes}
+    if nodes > 1:
+        keys["num_nodes"] = nodes
+    why = None
+    if request.config.data_parallel == "ddp":
+        why = f"litgpt divides weights, {_FEWER_BYTES}"
+    return replace(request.keys("data_parallel", keys, why), as_measured=True)
 
 
 def _replicate(request: Request) -> ToolKeys:
-    why = "litgpt divides weights over all devices, with less memory and more time than measured"
-    groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
-    return replace(
-        request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True
-    )
+    why = None
+    if several_devices.is_fsdp(request) and request.layout.replicate > 1:
+        why = f"litgpt divides weights over all devices, {_FEWER_BYTES}"
+    return replace(request.keys("data_parallel_replicate", {}, why), as_measured=True)
 
 
 def _reshard(request: Request) -> ToolKeys:
-    value = request.config.reshard_after_forward
-    why = "litgpt gives weights up between forward and backward, with less memory and more time than measured"
-    return replace(
-        request.keys("reshard_after_forward", {}, None if value in (None, True) else why),
-        as_measured=True,
-    )
+    why = None
+    if request.config.reshard_after_forward not in (None, True):
+        why = f"litgpt gives weights up between forward and backward, {_FEWER_BYTES}"
+    return replace(request.keys("reshard_after_forward", {}, why), as_measured=True)
 
 
 def _offload(request: Request) -> ToolKeys:
-    why = "litgpt keeps all parts on the devices" if request.config.fsdp_offload == "cpu" else None
-    return replace(request.keys("fsdp_offload", {}, why, may_not_fit=True), as_measured=True)
+    why = None
+    if request.config.fsdp_offload == "cpu":
+        why = "litgpt keeps all parts on the devices"
+    share = request.keys("fsdp_offload", {}, why, may_not_fit=True)
+    return replace(share, as_measured=True)
 
 
-def _quantised_on_several(source: ExportSource) -> bool:
-    return source.layout.world > 1 and source.config.quantization != "none"
+def _refuse(source: ExportSource) -> str | None:
+    if source.layout.world > 1 and source.config.quantization != "none":
+        return "litgpt quantises weights on one device only."
+    return batches_fit(source)
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -90,10 +101,11 @@ def _targets(request: Request) -> ToolKeys:
 TOOL = Tool(
     title="litgpt",
     versions=("0.5.13",),
-    run="litgpt {{finetune_full,finetune_lora}} --config {file} (finetune_lora where there are adapters)",
+    run="litgpt {{finetune_full,finetune_lora}} "
+    "--config {file} (finetune_lora where there are adapters)",
     tasks=LANGUAGE_MODELS,
     packs=False,
-    refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
+    refuse=_refuse,
     fixed=lambda request: {
         # a directory stays what it is
         "checkpoint_dir": str(PurePosixPath("checkpoints", request.source.weights)),
@@ -110,13 +122,11 @@ TOOL = Tool(
     knobs={
         **shared.missing(
             "litgpt",
-            *(
-                "activation_offload",
-                "optimizer_offload",
-                "optimizer_in_backward",
-                "parameter_offload",
-                "attention",
-            ),
+            "activation_offload",
+            "optimizer_offload",
+            "optimizer_in_backward",
+            "parameter_offload",
+            "attention",
             "kernels",
             compile="litgpt does not compile when it finetunes, which is slower than measured",
             loss="litgpt holds the logits of all tokens, and widens them in chunks",
@@ -135,8 +145,8 @@ TOOL = Tool(
         "quantization": shared.adapter(
             "quantize", lambda request: _QUANTIZED.get(request.config.quantization)
         ),
-        "optimizer": lambda each: shared.optimizer_class(
-            each, "optimizer.class_path", "optimizer.init_args"
+        "optimizer": lambda request: shared.optimizer_class(
+            request, "optimizer.class_path", "optimizer.init_args"
         ),
     },
 )

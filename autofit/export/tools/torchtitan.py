@@ -1,7 +1,8 @@
-"""torchtitan: a module with one function that makes a Trainer.Config; torchtitan has no config files.
+"""torchtitan: a module with one function that makes a Trainer.Config; torchtitan has no config
+files.
 
-Models are torchtitan's own, by flavour. Adapters go beside fused products, whose names differ from those of the model
-in transformers.
+Models are torchtitan's own, by flavour. Adapters go beside fused products, whose names differ from
+those of the model in transformers.
 """
 
 from collections.abc import Mapping
@@ -38,9 +39,9 @@ _CHECKPOINTING = {
 }
 _CHECKPOINTING_INSTEAD = {
     "alternate": shared.WHOLE_BLOCKS.format("torchtitan"),
-    "selective": "torchtitan computes every second product again, with less memory and more time than measured",
+    "selective": "torchtitan computes every second product again, "
+    "with less memory and more time than measured",
 }
-_DROPOUT = "torchtitan's adapters have none"
 _CROSS_ENTROPY = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
 
 
@@ -51,10 +52,12 @@ def _precision(request: Request) -> ToolKeys:
         "training.mixed_precision_param": "float32" if value in ("fp32", "tf32") else "bfloat16",
         "float8": value == "fp8",
     }
-    instead = {
-        "tf32": shared.TF32.format("torchtitan"),
-        "fp16-mixed": "torchtitan has no float16, and computes in bfloat16",
-    }.get(value)
+    instead = None
+    if value == "tf32":
+        instead = shared.TF32.format("torchtitan")
+    elif value == "fp16-mixed":
+        instead = "torchtitan has no float16, and computes in bfloat16"
+
     frozen = shared.frozen_in_mixed_precision(request)
     if frozen:
         instead = "torchtitan holds frozen weights in float32, in more memory than measured"
@@ -65,49 +68,51 @@ def _checkpointing(request: Request) -> ToolKeys:
     knob = "activation_checkpointing"
     value = request.text(knob)
     if value.startswith("budget-"):
-        return ToolKeys(
-            {knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"}
-        )
+        budget = value.removeprefix("budget-")
+        return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={budget})"})
     return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
 
 
 def _optimizer(request: Request) -> ToolKeys:
     value = request.config.optimizer
     keys = {"implementation": "foreach" if value == "adamw-foreach" else "fused"}
-    why = (
-        "torchtitan is given AdamW here, whose state takes 8 bytes for each weight that is trained"
-    )
-    return request.keys(
-        "optimizer", keys, None if value in ("adamw", "adamw-foreach") else why, may_not_fit=True
-    )
+    if value in ("adamw", "adamw-foreach"):
+        return ToolKeys(keys)
+    state = "whose state takes 8 bytes for each weight that is trained"
+    why = f"torchtitan is given AdamW here, {state}"
+    return request.keys("optimizer", keys, why, may_not_fit=True)
 
 
 def _loss(request: Request) -> ToolKeys:
     value = request.config.loss
-    loss = (
-        _CROSS_ENTROPY
-        if value == "standard"
-        else f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
-    )
-    why = "torchtitan goes through the logits in chunks without Liger's kernel, and never holds them all either"
-    return request.keys("loss", {"loss": loss}, why if value == "fused" else None)
+    if value == "standard":
+        return ToolKeys({"loss": _CROSS_ENTROPY})
+
+    why = None
+    if value == "fused":
+        why = (
+            "torchtitan goes through the logits in chunks without Liger's kernel, "
+            "and never holds them all either"
+        )
+    loss = f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
+    return request.keys("loss", {"loss": loss}, why)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout = request.config.data_parallel, request.layout
-    if kind not in ("ddp", "fsdp"):
+    if request.config.data_parallel not in ("ddp", "fsdp"):
         return ToolKeys(as_measured=True)
-    degrees = {"replicate": layout.replicate, "shard": layout.shard}
     return ToolKeys(
-        {f"parallelism.data_parallel_{name}_degree": degree for name, degree in degrees.items()}
+        {
+            "parallelism.data_parallel_replicate_degree": request.layout.replicate,
+            "parallelism.data_parallel_shard_degree": request.layout.shard,
+        }
     )
 
 
 def _reshard(request: Request) -> ToolKeys:
     share = several_devices.reshard(request, "parallelism.fsdp_reshard_after_forward")
-    return replace(
-        share, keys={path: "always" if value else "never" for path, value in share.keys.items()}
-    )
+    keys = {path: "always" if value else "never" for path, value in share.keys.items()}
+    return replace(share, keys=keys)
 
 
 def _tensor(request: Request) -> ToolKeys:
@@ -134,40 +139,54 @@ def _files(
     source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
 ) -> dict[str, str]:
     learning = default_hyperparameters(source.config)
-    *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
-    parallel = (
-        []
-        if "parallelism" not in keys
-        else call("parallelism=ParallelismConfig", keyword_arguments(keys["parallelism"]), indent=8)
-    )
-    parallel[-1:] = [f"{line}," for line in parallel[-1:]]
-    quantization = "from torchtitan.components.quantization"
-    checkpoint = "from torchtitan.distributed.activation_checkpoint"
-    kind = str(keys["activation_checkpointing"]).partition(".")[0]
     adamw = f"default_adamw(lr={learning.lr}, weight_decay={learning.weight_decay})"
+    optimizer = f'replace({adamw}, implementation="{keys["implementation"]}")'
+
+    names = "CompileConfig, TrainingConfig"
+    parallel: list[str] = []
+    if "parallelism" in keys:
+        names = "CompileConfig, ParallelismConfig, TrainingConfig"
+        parallel = _argument("parallelism=ParallelismConfig", keys["parallelism"])
+
+    losses = "CrossEntropyLoss"
+    if "Chunked" in keys["loss"]:
+        losses = "ChunkedLossWrapper, CrossEntropyLoss"
+    lora = []
+    if "lora" in keys:
+        lora = ["from torchtitan.components.lora import LoRAConverter"]
+    float_eight = []
+    if keys["float8"]:
+        float_eight = ["from torchtitan.components.quantization import Float8LinearConverter"]
+    checkpointing = str(keys["activation_checkpointing"])
+    imported = []
+    if keys["activation_checkpointing"]:
+        kind, _, _ = checkpointing.partition(".")
+        imported = [f"from torchtitan.distributed.activation_checkpoint import {kind}"]
+
     slots = {
         "head": comment(header),
-        "losses": f"{'ChunkedLossWrapper, ' if 'Chunked' in keys['loss'] else ''}CrossEntropyLoss",
-        "lora": ["from torchtitan.components.lora import LoRAConverter"] if "lora" in keys else [],
-        "float_eight": [f"{quantization} import Float8LinearConverter"] if keys["float8"] else [],
-        "checkpointing_import": [f"{checkpoint} import {kind}"]
-        if keys["activation_checkpointing"]
-        else [],
+        "losses": losses,
+        "lora": lora,
+        "float_eight": float_eight,
+        "checkpointing_import": imported,
         "module": keys["spec"]["module"],
         "spec": _spec(keys),
         "loss": str(keys["loss"]),
-        "optimizer": [
-            f'        optimizer=replace({adamw}, implementation="{keys["implementation"]}"),'
-        ],
-        "training": [f"        {line}" for line in (*training, f"{last},")],
-        "config": "CompileConfig, ParallelismConfig, TrainingConfig"
-        if parallel
-        else "CompileConfig, TrainingConfig",
-        "parallelism": [f"        {line}" for line in parallel],
+        "optimizer": [f"        optimizer={optimizer},"],
+        "training": _argument("training=TrainingConfig", keys["training"]),
+        "config": names,
+        "parallelism": parallel,
         "compile": str(keys["compile"]),
-        "checkpointing": str(keys["activation_checkpointing"]),
+        "checkpointing": checkpointing,
     }
     return {file: fill(template("torchtitan"), slots)}
+
+
+def _argument(function: str, keys: Mapping[str, Any]) -> list[str]:
+    """A call as an argument of Trainer.Config, with the comma that follows it."""
+    lines = call(function, keyword_arguments(keys), indent=8)
+    lines[-1] += ","
+    return [f"        {line}" for line in lines]
 
 
 def _spec(keys: Mapping[str, Any]) -> list[str]:
@@ -177,10 +196,10 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
         converters.append(f"Float8LinearConverter.Config(model_compile_enabled={keys['compile']})")
     if "lora" in keys:
         converters.append(f"LoRAConverter.Config({', '.join(keyword_arguments(keys['lora']))})")
-    given = [
-        literal(keys["spec"]["flavour"]),
-        *([f"converters=[{', '.join(converters)}]"] if converters else []),
-    ]
+
+    given = [literal(keys["spec"]["flavour"])]
+    if converters:
+        given += [f"converters=[{', '.join(converters)}]"]
     return [f"    {line}" for line in call("model_spec = model_registry", given, indent=4)]
 
 
@@ -188,6 +207,12 @@ def _targets(request: Request) -> ToolKeys:
     names = _TARGETS.get(str(request.config.lora_targets), _TARGETS["all-linear"])
     keys = {"lora.target_modules": names} if request.config.lora_rank else {}
     return request.keys("lora_targets", keys, shared.by_kind(request))
+
+
+def _dropout(request: Request) -> ToolKeys:
+    if not request.config.lora_dropout:
+        return ToolKeys()
+    return request.keys("lora_dropout", {}, "torchtitan's adapters have none")
 
 
 TOOL = Tool(
@@ -204,7 +229,10 @@ TOOL = Tool(
     files=_files,
     knobs={
         **shared.missing(
-            *("torchtitan", "activation_offload", "optimizer_in_backward", "kernels"),
+            "torchtitan",
+            "activation_offload",
+            "optimizer_in_backward",
+            "kernels",
             quantization="torchtitan has no quantised weights, and holds them as it trains",
             optimizer_offload="torchtitan offloads with FSDP on several devices only",
             parameter_offload="torchtitan offloads with FSDP on several devices only",
@@ -216,7 +244,9 @@ TOOL = Tool(
             offload=partial(several_devices.offload, path="training.enable_cpu_offload"),
             tensor=_tensor,
             context=lambda request: several_devices.split(
-                *(request, "context_parallel", "parallelism.context_parallel_degree"),
+                request,
+                "context_parallel",
+                "parallelism.context_parallel_degree",
                 several_devices.RING.format("torchtitan"),
             ),
         ),
@@ -228,9 +258,7 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
         "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
-        "lora_dropout": lambda each: each.keys(
-            "lora_dropout", {}, _DROPOUT if each.config.lora_dropout else None
-        ),
+        "lora_dropout": _dropout,
         "lora_targets": _targets,
         "optimizer": _optimizer,
         "compile": shared.compile_by_default,

@@ -1,10 +1,12 @@
-"""TRL: the YAML of `trl sft --config`, keys of SFTConfig, ModelConfig and ScriptArguments side by side.
+"""TRL: the YAML of `trl sft --config`, keys of SFTConfig, ModelConfig and ScriptArguments side by
+side.
 
-Its loss always goes through a fused output head in chunks: the logits of all tokens are never held, and an adapter on
-the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
+Its loss always goes through a fused output head in chunks: the logits of all tokens are never held,
+and an adapter on the head is refused. Adapters are held in float32 (peft's default), beside
+quantised weights in bfloat16.
 
-What its commands train none of is trained by a trainer of its experimental package: a short script makes that of the
-same YAML. These hold all logits.
+What its commands train none of is trained by a trainer of its experimental package: a short script
+makes that of the same YAML. These hold all logits.
 """
 
 from collections.abc import Mapping
@@ -22,10 +24,15 @@ from autofit.export.trainer import CHECKPOINTED, learning
 
 _SCRIPT = "train_trl.py"
 _LOSS_INSTEAD = {
-    "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
-    "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
+    "standard": "TRL goes through the logits in chunks and never holds them all, "
+    "in less memory than measured",
+    "fused": "TRL goes through the logits in chunks without Liger's kernel, "
+    "and never holds them all either",
 }
-_ON_CPU = "on a CPU TRL holds several copies of a chunk of the logits, up to 4,096 tokens by 32,768 of the vocabulary"
+_ON_CPU = (
+    "on a CPU TRL holds several copies of a chunk of the logits, "
+    "up to 4,096 tokens by 32,768 of the vocabulary, more than measured"
+)
 _IN_FLOAT32 = (
     "TRL adds up the gradient of the output head in float32, and needs more memory than measured"
 )
@@ -33,46 +40,55 @@ _IN_FLOAT32 = (
 
 def _precision(request: Request) -> ToolKeys:
     """TRL's default dtype of weights is float32, so it is always written out."""
-    share, trainer = shared.arguments(request, "precision"), shared.keywords(request, "precision")
-    dtype = "float32" if request.config.quantization == "none" else "bfloat16"
-    deviations = share.deviations
-    if request.config.lora_rank and trainer.trained_dtype != dtype:
-        more = dtype == "float32"
-        instead = (
-            f"TRL holds adapters in {dtype}, {'more' if more else 'less'} memory than measured"
-        )
-        deviations += (request.deviation("precision", instead, may_not_fit=more),)
-    return ToolKeys({"dtype": trainer.model["dtype"], **share.keys}, deviations)
+    share = shared.arguments(request, "precision")
+    trainer = shared.keywords(request, "precision")
+    keys = {"dtype": trainer.model["dtype"], **share.keys}
+    dtype = "float32"
+    size = "more"
+    if request.config.quantization != "none":
+        dtype = "bfloat16"
+        size = "less"
+    if not request.config.lora_rank or trainer.trained_dtype == dtype:
+        return ToolKeys(keys, share.deviations)
+
+    instead = f"TRL holds adapters in {dtype}, {size} memory than measured"
+    deviation = request.deviation("precision", instead, may_not_fit=size == "more")
+    return ToolKeys(keys, (*share.deviations, deviation))
 
 
 def _checkpointing(request: Request) -> ToolKeys:
     """By the names of the transformers that it was measured with."""
-    share = shared.arguments(request, "activation_checkpointing")
-    keys, deviations = dict(share.keys), share.deviations
+    knob = "activation_checkpointing"
+    share = shared.arguments(request, knob)
+    keys = dict(share.keys)
+    deviations = share.deviations
     if request.config.activation_checkpointing == "selective":
         keys["activation_checkpointing_kwargs"] |= {"selective": True}
-        instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
-        deviations = (request.deviation("activation_checkpointing", f"{instead} than measured"),)
-    before = request.measured_before("transformers", shared.RENAMED)
-    return ToolKeys(shared.named_before(keys) if before else keys, deviations)
+        instead = (
+            "TRL keeps the outputs of attention, not those of other products, "
+            "with less memory and more time than measured"
+        )
+        deviations = (request.deviation(knob, instead),)
+    if request.measured_before("transformers", shared.RENAMED):
+        keys = shared.named_before(keys)
+    return ToolKeys(keys, deviations)
 
 
 def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
+    knob = "activation_offload"
     own = request.config.activation_offload != "none"
-    if _experimental(request.source) and not task_named(request.source.task).packs:
+    task = task_named(request.source.task)
+    if _experimental(request.source) and not task.packs:
         lacks = "this trainer of TRL offloads nothing, and needs more memory than measured"
-        return request.keys("activation_offload", {}, lacks if own else None, may_not_fit=own)
+        return request.keys(knob, {}, lacks if own else None, may_not_fit=own)
 
     if own and request.config.activation_checkpointing in CHECKPOINTED:
-        off = {} if task_named(request.source.task).generated else {"activation_offloading": False}
-        return ToolKeys(
-            off,
-            shared.keywords(request, "activation_offload").deviations,
-        )
-    if task_named(request.source.task).generated:
+        off = {} if task.generated else {"activation_offloading": False}
+        return ToolKeys(off, shared.keywords(request, knob).deviations)
+    if task.generated:
         lacks = "TRL has no offloading where samples are generated, and needs more memory"
-        return request.keys("activation_offload", {}, lacks if own else None, may_not_fit=own)
+        return request.keys(knob, {}, lacks if own else None, may_not_fit=own)
     return ToolKeys({"activation_offloading": own})
 
 
@@ -84,36 +100,40 @@ def _quantization(request: Request) -> ToolKeys:
         "bnb_4bit_quant_type": "nf4",
     }
     storage = shared.keywords(request, "quantization").quantization.get("bnb_4bit_quant_storage")
-    keys |= {"bnb_4bit_quant_storage": storage} if storage else {}
-    return ToolKeys({**keys, "use_bnb_nested_quant": value == "nf4-dq"})
+    if storage:
+        keys["bnb_4bit_quant_storage"] = storage
+    keys["use_bnb_nested_quant"] = value == "nf4-dq"
+    return ToolKeys(keys)
 
 
 def _targets(request: Request) -> ToolKeys:
-    head = request.source.adapts_head
-    keys = {
-        "lora_target_modules": request.source.inner_targets or request.source.layers(["all-linear"])
-    }
+    source = request.source
+    keys = {"lora_target_modules": source.inner_targets or source.layers(["all-linear"])}
+    if not source.adapts_head:
+        return ToolKeys(keys)
     why = "TRL refuses an adapter on the output head; it has none"
-    return request.keys("lora_targets", keys, why if head else None)
+    return request.keys("lora_targets", keys, why)
 
 
 def _loss(request: Request) -> ToolKeys:
-    """Its chunks are a small part of the logits on a card, where Triton's kernel works within them."""
+    """Its chunks are a small part of the logits on a card, where Triton's kernel works within
+    them."""
     if request.source.task not in LANGUAGE_MODELS:
         return _loss_of_answers(request)
-    value, keys = request.config.loss, {"loss_type": "nll"}
+
+    keys = {"loss_type": "nll"}
     if request.source.own_loss == TOOL.name:
-        return ToolKeys(keys, (), True)
+        return ToolKeys(keys, as_measured=True)
     if request.source.device == "cpu":
-        return request.keys("loss", keys, f"{_ON_CPU}, more than measured", may_not_fit=True)
-    narrow = request.config.precision in ("bf16", "fp8") and not request.config.lora_rank
-    if value != "standard" and narrow:
+        return request.keys("loss", keys, _ON_CPU, may_not_fit=True)
+
+    value = request.config.loss
+    is_narrow = request.config.precision in ("bf16", "fp8") and not request.config.lora_rank
+    if value != "standard" and is_narrow:
         return request.keys("loss", keys, _IN_FLOAT32, may_not_fit=True)
-    return (
-        request.keys("loss", keys, _LOSS_INSTEAD[value])
-        if value in _LOSS_INSTEAD
-        else ToolKeys(keys, (), True)
-    )
+    if value in _LOSS_INSTEAD:
+        return request.keys("loss", keys, _LOSS_INSTEAD[value])
+    return ToolKeys(keys, as_measured=True)
 
 
 def _loss_of_answers(request: Request) -> ToolKeys:
@@ -124,7 +144,7 @@ def _loss_of_answers(request: Request) -> ToolKeys:
     if _experimental(request.source):
         return request.keys("loss", {}, shared.all_logits(request), may_not_fit=True)
     if request.source.device == "cpu" and request.config.loss == "chunked":
-        return request.keys("loss", {}, f"{_ON_CPU}, more than measured", may_not_fit=True)
+        return request.keys("loss", {}, _ON_CPU, may_not_fit=True)
     if request.config.loss == "chunked":
         return ToolKeys(as_measured=True)
     return request.keys("loss", {}, _LOSS_INSTEAD["standard"])
@@ -142,9 +162,10 @@ def _data(source: ExportSource) -> dict[str, Any]:
     """The file that the search knew, and what of it is learnt."""
     loader = shared.loader_of_data(source)
     if loader is None or source.task not in LANGUAGE_MODELS:
-        rewarded = {"reward_funcs": ["accuracy_reward"]}
-        is_generated = task_named(source.task).generated
-        return {"dataset_name": "path/to/dataset", **(rewarded if is_generated else {})}
+        named: dict[str, Any] = {"dataset_name": "path/to/dataset"}
+        if task_named(source.task).generated:
+            named["reward_funcs"] = ["accuracy_reward"]
+        return named
     return {
         "datasets": [{"path": loader, "data_files": source.data}],
         "assistant_only_loss": source.form == "messages",
@@ -153,10 +174,13 @@ def _data(source: ExportSource) -> dict[str, Any]:
 
 
 def _experimental(source: ExportSource) -> tuple[str, str] | None:
-    """The module and the name of a trainer, less its last word, for what no command of TRL trains."""
+    """The module and the name of a trainer, less its last word, for what no command of TRL
+    trains."""
     stage = task_named(source.task).stages.get(TOOL.name, "")
     module, _, name = stage.rpartition(".")
-    return (module, name) if module else None
+    if not module:
+        return None
+    return module, name
 
 
 def _files(
@@ -164,20 +188,22 @@ def _files(
 ) -> dict[str, str]:
     made = several_devices.launched("trl")(source, keys, header, file)
     experimental = _experimental(source)
-    if experimental:
-        module, name = experimental
-        has_teacher = TEACHER in task_named(source.task).frozen
-        teacher = (
-            f"AutoModelForCausalLM.from_pretrained({literal(source.teacher)}, dtype=given.dtype)"
-        )
-        slots = {
-            "head": comment((f"{name} of {module}; what is trained stands in {file}.",)),
-            "trainer": import_from(module, f"{name}Config", f"{name}Trainer"),
-            "config": f"{name}Config",
-            "class": f"{name}Trainer",
-            "further": [f"teacher_model={teacher},"] if has_teacher else [],
-        }
-        made[_SCRIPT] = fill(template("trl"), slots)
+    if experimental is None:
+        return made
+
+    module, name = experimental
+    further = []
+    if TEACHER in task_named(source.task).frozen:
+        arguments = f"{literal(source.teacher)}, dtype=given.dtype"
+        further = [f"teacher_model=AutoModelForCausalLM.from_pretrained({arguments}),"]
+    slots = {
+        "head": comment((f"{name} of {module}; what is trained stands in {file}.",)),
+        "trainer": import_from(module, f"{name}Config", f"{name}Trainer"),
+        "config": f"{name}Config",
+        "class": f"{name}Trainer",
+        "further": further,
+    }
+    made[_SCRIPT] = fill(template("trl"), slots)
     return made
 
 
@@ -199,7 +225,8 @@ TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
     stage="sft",
-    run="trl {stage} --config {file} (with the transformers that it was measured with, or a later 5.x)",
+    run="trl {stage} --config {file} "
+    "(with the transformers that it was measured with, or a later 5.x)",
     splits=("context_parallel",),
     run_several="trl {stage} --config {file} --accelerate_config trl_accelerate.yaml{further}",
     files=_files,
@@ -224,8 +251,8 @@ TOOL = Tool(
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": lambda each: shared.lora_rank(
-            each, "lora_r", {"use_peft": True}, {"use_peft": False}
+        "lora_rank": lambda request: shared.lora_rank(
+            request, "lora_r", {"use_peft": True}, {"use_peft": False}
         ),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
