@@ -1,11 +1,12 @@
 """Calibration: how far off predictions were on this device, cached per user and device.
 
-Memory beyond tensors differs by driver and library (workspaces, fragments, kernels), speed by clock and neighbours. So
-measurements are stored with their predictions, and later predictions are scaled by the median ratio; their interval
-spans the ratios. A machine that others use is slow for as long: step times weigh more the quieter the machine was and
-the steadier they are, less with age, no day more than a few, and until such measurements outweigh it a prediction
-stands. Several devices are told apart from one, by their number and by how they divide a training: what they exchange
-takes other links, and other time, for each.
+Memory beyond tensors differs by driver and library (workspaces, fragments, kernels), speed by clock
+and neighbours. So measurements are stored with their predictions, and later predictions are scaled
+by the median ratio; their interval spans the ratios. A machine that others use is slow for as long:
+step times weigh more the quieter the machine was and the steadier they are, less with age, no day
+more than a few, and until such measurements outweigh it a prediction stands. Several devices are
+told apart from one, by their number and by how they divide a training: what they exchange takes
+other links, and other time, for each.
 """
 
 import contextlib
@@ -44,7 +45,8 @@ _LITTLE = 0.25  # weights below count as discounted
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prediction and its measurement: bytes the device gave for tensors, and seconds of a step."""
+    """One prediction and its measurement: bytes the device gave for tensors, and seconds of a
+    step."""
 
     predicted_bytes: int
     measured_bytes: int
@@ -113,7 +115,8 @@ def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
 
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    """Of (value, weight): the smallest value that has half of all weight up to it; between two, their mean."""
+    """Of (value, weight): the smallest value that has half of all weight up to it; between two,
+    their mean."""
     ordered = sorted(values)
     below = list(accumulate(weight for _, weight in ordered))
     index = bisect_left(below, below[-1] / 2)
@@ -129,8 +132,9 @@ def compare(
     exact: bool,
     waiting: float,
 ) -> list[Comparison]:
-    """Measurements with the predictions of their configs, where there are any; nothing is learnt from predicted bytes
-    that are `exact`. `waiting` is the share of the time that something waited for a processor meanwhile."""
+    """Measurements with the predictions of their configs, where there are any; nothing is learnt
+    from predicted bytes that are `exact`. `waiting` is the share of the time that something waited
+    for a processor meanwhile."""
     return [
         Comparison(
             predicted_bytes=0 if exact else int(nbytes[each.config] or 0),
@@ -149,15 +153,16 @@ def compare(
 
 
 def calibration_for(hardware: Hardware, config: Mapping[str, Value] | None = None) -> Calibration:
-    """The calibration of this device; of several, that of the ways in which this config divides a training."""
+    """The calibration of this device; of several, that of the ways in which this config divides a
+    training."""
     return Calibration.of(_read(_path(hardware, config)))
 
 
 def learn(
     hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping[str, Value] | None = None
 ) -> None:
-    """Store measurements of this device, at most those with the largest weights; of several devices, of configs that
-    divide a training as this one does."""
+    """Store measurements of this device, at most those with the largest weights; of several
+    devices, of configs that divide a training as this one does."""
     path, now = _path(hardware, config), time.time()
     ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
     write_cache(path, [vars(each) for each in ordered[-MOST_STORED:]])

@@ -30,13 +30,14 @@ from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import links_of
 
-# (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
-# of reserved bytes: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 % less to
-# 3.9 % more in uncompiled steps of language models; what kernels and their libraries add is unknown.
+# (low, high) relative to predictions before probes have shown more. On the CPU from
+# benchmarks/estimate_memory; on CUDA of reserved bytes: PyTorch's own allocator, rehearsed without
+# kernels (benchmarks/fake_cuda), reserved 2.7 % less to 3.9 % more in uncompiled steps of language
+# models; what kernels and their libraries add is unknown.
 _UNCERTAINTY = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card does not tell; 300 to 700 MiB are usual
-# Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones (NCCL_BUFFSIZE, LL, LL128)
-# for each of 8 to 24 channels. Not measured.
+# Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones
+# (NCCL_BUFFSIZE, LL, LL128) for each of 8 to 24 channels. Not measured.
 COMMUNICATOR_BYTES, _COMMUNICATOR_SPREAD = 200 * MIB, 120 * MIB
 
 
@@ -48,8 +49,9 @@ def predict(
     rates: Rates | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predict memory and time of one Config; without `rates` (how fast the device is) no times. Raises RefusedError for
-    an impossible config, UntraceableError where the model cannot be traced without its values."""
+    """Predict memory and time of one Config; without `rates` (how fast the device is) no times.
+    Raises RefusedError for an impossible config, UntraceableError where the model cannot be traced
+    without its values."""
     return estimate_of(
         trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration
     )
@@ -132,7 +134,8 @@ def _interval(
 def times_of(
     traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float = 1.0
 ) -> dict[str, Any]:
-    """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
+    """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps
+    have taken."""
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = traced.config.gradient_accumulation_steps or 1
     of_update = Speed.of_update(rates, hardware, traced.config)
@@ -148,7 +151,8 @@ def times_of(
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
-    # Copies overlap with a forward and a backward; an update waits for what is moved or computed for it.
+    # Copies overlap with a forward and a backward; an update waits for what is moved or computed
+    # for it.
     each_takes = (
         max(each["transfer"], each["compute"] + each["memory"]) + each["launch"] for each in phases
     )
@@ -168,7 +172,8 @@ def times_of(
         if workload.unit == "tokens" and workload.sequence_length
         else None
     )
-    # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
+    # The usual count: a backward costs twice its forward, once if most weights are frozen; never
+    # more than is computed.
     flops = traced.of_whole(_flops)
     usual = flops["forward"] * (2.0 if traced.config.lora_rank else 3.0)
     needed = min(usual, flops["step"])
@@ -196,7 +201,8 @@ def _flops_by_format(traced: Trace) -> dict[str, int]:
 
 
 def _peak(traced: Trace, rates: Rates) -> float:
-    """Peak operations per second of the formats computed in, each for its share of the arithmetic."""
+    """Peak operations per second of the formats computed in, each for its share of the
+    arithmetic."""
     flops = Counter(traced.of_whole(_flops_by_format))
     if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)

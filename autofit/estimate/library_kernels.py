@@ -1,7 +1,9 @@
-"""Stand-ins for kernels of libraries, which are one operator to a dispatch mode whatever they allocate inside.
+"""Stand-ins for kernels of libraries, which are one operator to a dispatch mode whatever they
+allocate inside.
 
-The recorder runs these instead, made of operators that it sees: temporaries are counted where the device's allocator
-gives them, and matrix products are booked as such. Kernels that only write their results need none.
+The recorder runs these instead, made of operators that it sees: temporaries are counted where the
+device's allocator gives them, and matrix products are booked as such. Kernels that only write their
+results need none.
 """
 
 import functools
@@ -25,7 +27,8 @@ def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
 
 
 def notes_of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
-    """What is taken for granted of recurrent layers on a device, for which cuDNN has no stand-in."""
+    """What is taken for granted of recurrent layers on a device, for which cuDNN has no
+    stand-in."""
     if hardware.device == "cuda" and any(
         isinstance(module, nn.RNNBase) for module in model.modules()
     ):
@@ -45,8 +48,8 @@ def _gemm_4bit(
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The weight dequantised, then a plain product."""
-    # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends on card and shape:
-    # the larger need is assumed, and a single row is no training.
+    # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends
+    # on card and shape: the larger need is assumed, and a single row is no training.
     operators = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
         absmax = operators.dequantize_blockwise(
@@ -66,7 +69,8 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any format."""
+    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any
+    format."""
     dims = one.dim(), other.dim()
     groups = (
         offs.shape
@@ -113,7 +117,8 @@ def _int8_mixed_scaled_mm(
 
 
 def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the library alone."""
+    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the
+    library alone."""
     weights, (hidden, cell), size, (first, training) = rest[:4], rest[4:6], rest[9], rest[13:15]
     outputs = (
         inputs.new_empty(*inputs.shape[:-1], size),
@@ -129,7 +134,8 @@ def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, .
 
 @functools.lru_cache(maxsize=1024)
 def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -> int:
-    """Bytes of the workspace, asked of the library: it grows by as much for each step of the sequence."""
+    """Bytes of the workspace, asked of the library: it grows by as much for each step of the
+    sequence."""
 
     def nbytes(steps: int) -> int:
         (shape, dtype), *others = like
@@ -147,8 +153,8 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
 
 
 def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0) -> torch.Tensor:
-    """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result keeps. `reduction`
-    is the place of that argument after the target."""
+    """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result
+    keeps. `reduction` is the place of that argument after the target."""
     losses = torch.empty_like(inputs)
     return losses.as_strided((), ()) if len(rest) <= reduction or rest[reduction] else losses
 

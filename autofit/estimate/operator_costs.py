@@ -32,7 +32,8 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations of one operator, and the bytes of each tensor that it reads or writes."""
+    """Floating-point operations of one operator, and the bytes of each tensor that it reads or
+    writes."""
 
     kind: str
     dtype: str
@@ -120,8 +121,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     name = func._schema.name
     # PyTorch 2.11 counts nothing where keys have fewer heads than queries
     if _FUSED_ATTENTION in name:
-        # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores again, then the
-        # gradients of probabilities, values, queries and keys), of which 1 and 2 run over the size of a value.
+        # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores
+        # again, then the gradients of probabilities, values, queries and keys), of which 1 and 2
+        # run over the size of a value.
         backward = name.endswith("backward")
         query, key, value = args[1:4] if backward else args[:3]
         sizes = (3 if backward else 1) * query.shape[-1] + (2 if backward else 1) * value.shape[-1]

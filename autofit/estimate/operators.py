@@ -1,8 +1,9 @@
 """How long operators take on this machine's CPU, relative to the roofline.
 
-A processor's rates say little about exponentials, random numbers, table look-ups or products of small matrices. So the
-operators of a trace are called on real tensors, with a large and a small micro-batch and rank if their shapes have one.
-A line through both gives the time of a call whatever its size, and the factor of the roofline's seconds.
+A processor's rates say little about exponentials, random numbers, table look-ups or products of
+small matrices. So the operators of a trace are called on real tensors, with a large and a small
+micro-batch and rank if their shapes have one. A line through both gives the time of a call whatever
+its size, and the factor of the roofline's seconds.
 """
 
 import time
@@ -24,7 +25,8 @@ from autofit.estimate.scaling import Symbols
 # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
 _LARGEST = 32 * MIB
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
-# The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
+# The first reads a workspace that made-up values are none of, and crashes; the second would compute
+# empty groups.
 _UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS = 1, 3  # calls of one operator in a pass
@@ -33,7 +35,8 @@ _PASSES = 4  # over all calls at most; two where the machine is as fast as it wa
 _DISTURBED = (
     1.5  # times as long as its rates say, a product takes where other work shares the processor
 )
-# For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 % of all bytes.
+# For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 %
+# of all bytes.
 MEASURING_SECONDS = 1.5
 _LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
 _LEAST, _MOST = 0.05, 200.0  # factors beyond are disturbances
@@ -107,7 +110,8 @@ def _call(operator: str, *rest: Any) -> _Call:
 
 
 class Calls:
-    """The distinct calls of a trace, by operator, number format and sizes, and the bytes that each moves in total.
+    """The distinct calls of a trace, by operator, number format and sizes, and the bytes that each
+    moves in total.
 
     Args:
         symbols: the primes that stand for other sizes; None: sizes are real.
@@ -143,10 +147,11 @@ class Calls:
     def measured(
         self, rates: Rates, seconds: float = MEASURING_SECONDS
     ) -> dict[str, tuple[float, float]]:
-        """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in neither. The largest
-        call of an operator in one number format stands for its calls that are not measured: too large, or too
-        unimportant for the time there is; without any, its largest in another format does. So each operator's largest
-        is timed first. All are timed in passes, of which the shortest times count: other work disturbs for a while.
+        """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in
+        neither. The largest call of an operator in one number format stands for its calls that are
+        not measured: too large, or too unimportant for the time there is; without any, its largest
+        in another format does. So each operator's largest is timed first. All are timed in passes,
+        of which the shortest times count: other work disturbs for a while.
         """
         timed: dict[str, list[float | None]] = {}
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -174,15 +179,17 @@ class Calls:
         return lines
 
     def _by_importance(self) -> list[str]:
-        """The calls by the bytes that each moves, but the largest of every operator before all others. By what is timed
-        in 1.5 seconds, predicted steps of bert's space deviate by 3 % then, and by 8 % in the order of bytes alone."""
+        """The calls by the bytes that each moves, but the largest of every operator before all
+        others. By what is timed in 1.5 seconds, predicted steps of bert's space deviate by 3 %
+        then, and by 8 % in the order of bytes alone."""
         firsts: dict[str, str] = {}
         for key in (largest_first := sorted(self._calls, key=lambda key: -self._bytes[key])):
             firsts.setdefault(self._calls[key].cost.operator, key)
         return list(dict.fromkeys([*firsts.values(), *largest_first]))
 
     def _sizes_of(self, key: str, rates: Rates) -> tuple[_Call | None, _Call | None]:
-        """A call in a large size and in a small one, if its shapes have one; None: not to be timed."""
+        """A call in a large size and in a small one, if its shapes have one; None: not to be
+        timed."""
         large, small = self._calls[key], None
         if self._symbols:
             large, small = (

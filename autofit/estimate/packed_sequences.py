@@ -1,6 +1,8 @@
-"""Packed sequences on fake tensors: PyTorch's own code for them reads the memory of the tensor of their lengths.
+"""Packed sequences on fake tensors: PyTorch's own code for them reads the memory of the tensor of
+their lengths.
 
-The same operators in Python, which read those numbers as any code does: they are of the batch, and known.
+The same operators in Python, which read those numbers as any code does: they are of the batch, and
+known.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ def packed_operators() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 class _Packed(torch.autograd.Function):
-    """[batch, steps, ...], or steps first, and decreasing lengths -> what counts of each step, one after the other, and
-    in how many sequences each step is (PackedSequence.cpp, _pack_padded_sequence)."""
+    """[batch, steps, ...], or steps first, and decreasing lengths -> what counts of each step, one
+    after the other, and in how many sequences each step is (PackedSequence.cpp,
+    _pack_padded_sequence)."""
 
     @staticmethod
     def forward(
@@ -70,7 +73,8 @@ def _padded(
 
 
 def _layer(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Recurrent layers of one kind, as on the CPU: all inputs are multiplied at once (RNN.cpp, PackedLayer)."""
+    """Recurrent layers of one kind, as on the CPU: all inputs are multiplied at once (RNN.cpp,
+    PackedLayer)."""
     cell = _CELLS[name]
 
     def layers(*args: Any) -> Any:
@@ -129,7 +133,8 @@ def _backwards(
 def _steps(
     data: Tensor, sizes: list[int], weights: list[Tensor], *, last_first: bool = False
 ) -> Iterator[Tensor]:
-    """Each cut when its turn comes: a backward goes the other way, and sums gradients as large as all inputs."""
+    """Each cut when its turn comes: a backward goes the other way, and sums gradients as large as
+    all inputs."""
     inputs = functional.linear(data, weights[0], *weights[2:3])
     places = list(zip(accumulate(sizes), sizes, strict=True))
     for end, size in reversed(places) if last_first else places:

@@ -1,4 +1,5 @@
-"""A forward and backward of the whole model, put together from segments: memory and seconds at each pair of a grid."""
+"""A forward and backward of the whole model, put together from segments: memory and seconds at each
+pair of a grid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,15 @@ from autofit.setup.streamed_blocks import updated_on
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
-# The same by all that they depend on: the id of a segment, tf32, compiling, and how often a dispatch mode is passed.
+# The same by all that they depend on: the id of a segment, tf32, compiling, and how often a
+# dispatch mode is passed.
 Computed = dict[tuple[int, bool, bool, int], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward, and what was computed of it already; `computed` also of others that share segments."""
+    """A forward and backward, and what was computed of it already; `computed` also of others that
+    share segments."""
 
     segments: Segments
     schedule: Schedule
@@ -36,8 +39,8 @@ class Pass:
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
-        """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
-        earlier micro-batches, or applied, as soon as they are there."""
+        """(the peak, what is alive at the end), without parameters and state; `added`: gradients
+        are added to those of earlier micro-batches, or applied, as soon as they are there."""
         mode, resting = (added, config.activation_offload == "cpu"), rest_on_host(config)
         # by its weights or gradients
         leaves = config.parameter_offload == "cpu" and updated_on(config) is not None
@@ -54,7 +57,8 @@ class Pass:
 
     @cached_property
     def saved(self) -> tuple[Floats, Floats]:
-        """(bytes that go to the host if saved tensors are offloaded, those of them that need not come back)."""
+        """(bytes that go to the host if saved tensors are offloaded, those of them that need not
+        come back)."""
         total = newest = np.zeros_like(self.segments.parameters)
         for run, repeats in self.schedule:
             for segment in run:
@@ -71,8 +75,8 @@ class Pass:
         last: bool = False,
         adding: bool = False,
     ) -> Floats:
-        """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
-        a step; `adding`: gradients that rest on the host come to be added to."""
+        """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`:
+        of the last one of a step; `adding`: gradients that rest on the host come to be added to."""
         several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
         offloaded = (
             config.activation_offload,

@@ -1,4 +1,5 @@
-"""Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of it."""
+"""Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of
+it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from autofit.estimate.recorder import HOST, Event
 from autofit.estimate.step_trace import Trace
 from autofit.hardware.caching_allocator import round_size
 
-# Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of everything (a
-# convolutional network on the CPU; language models needed up to 27 % less).
+# Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of
+# everything (a convolutional network on the CPU; language models needed up to 27 % less).
 LEAST_COMPILED, MOST_COMPILED = 0.5, 1.15
-# By activation_checkpointing, the share of a transformer's eager activations that Inductor's code recomputes: 0.17 to
-# 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are offloaded, 0.08 beside int8 layers. Of
-# Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA allocator gave them when rehearsed without kernels.
+# By activation_checkpointing, the share of a transformer's eager activations that Inductor's code
+# recomputes: 0.17 to 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are
+# offloaded, 0.08 beside int8 layers. Of Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA
+# allocator gave them when rehearsed without kernels.
 _RECOMPUTED = {"none": 0.23, "alternate": 0.18, "selective": 0.05, "full": 0.0}
 _RECOMPUTED_INT8 = 0.08
 RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
@@ -40,7 +42,8 @@ def in_blocks(nbytes: int, hardware: Hardware) -> int:
 def rounded(
     trace: Trace, hardware: Hardware, events: Iterable[Event] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on the host.
+    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on
+    the host.
 
     `events`: others than those of the step.
     """
@@ -50,7 +53,8 @@ def rounded(
 
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
-    """The peak from building the model on, except in the extra step that only makes the optimizer's state."""
+    """The peak from building the model on, except in the extra step that only makes the optimizer's
+    state."""
     trace = trace.whole or trace
     making_state = range(trace.start("state"), trace.start("forward"))
     highest = at = live = 0
@@ -65,7 +69,8 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
 
 
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
-    """The most bytes that live in an evaluation and in a saving, by their names, as far as they are known."""
+    """The most bytes that live in an evaluation and in a saving, by their names, as far as they are
+    known."""
     return trace.of_whole(lambda each: _between(each, hardware))
 
 
@@ -99,7 +104,8 @@ def _most_on_host(trace: Trace) -> int:
 
 
 def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
-    """What is live after an event: what a forward made is an activation, all else without a label is temporary."""
+    """What is live after an event: what a forward made is an activation, all else without a label
+    is temporary."""
     live: dict[int, int] = {}
     made: dict[int, int] = {}
     for index, (storage, nbytes) in enumerate(islice(rounded(trace, hardware), last + 1)):
@@ -120,8 +126,8 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
-    """The share of its activations that a config's compiled code recomputes in the backward instead of saving. None
-    where nothing is compiled, or where no rule is known."""
+    """The share of its activations that a config's compiled code recomputes in the backward instead
+    of saving. None where nothing is compiled, or where no rule is known."""
     transformer = (
         hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
     )

@@ -1,8 +1,9 @@
 """The recorder: everything a traced step allocates, frees and computes, in order.
 
-It extends the storage tracker that measures probes on the CPU, so predicted and measured bytes mean the same, by every
-event, its storage and the cost of each operator. It also answers what fake tensors cannot: numbers that the code reads
-from small tensors of known values, such as labels and masks.
+It extends the storage tracker that measures probes on the CPU, so predicted and measured bytes mean
+the same, by every event, its storage and the cost of each operator. It also answers what fake
+tensors cannot: numbers that the code reads from small tensors of known values, such as labels and
+masks.
 """
 
 import sys
@@ -61,7 +62,8 @@ _DEVICE = torch.ops.prim.device.default
 
 @dataclass(frozen=True)
 class Event:
-    """A storage is allocated, resized or freed (0 bytes). `storage` numbers lives, not addresses."""
+    """A storage is allocated, resized or freed (0 bytes). `storage` numbers lives, not
+    addresses."""
 
     storage: int
     nbytes: int
@@ -69,8 +71,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Mark:
-    """The start of a phase, or of one block's work in it, by the number of earlier events, costs and operators.
-    `dispatched` counts all operators, including those without a cost."""
+    """The start of a phase, or of one block's work in it, by the number of earlier events, costs
+    and operators. `dispatched` counts all operators, including those without a cost."""
 
     events: int
     costs: int
@@ -81,7 +83,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange of a group of ranks. `nbytes` are those of the whole: what is gathered, or before it is reduced."""
+    """An exchange of a group of ranks. `nbytes` are those of the whole: what is gathered, or before
+    it is reduced."""
 
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, broadcast
     nbytes: int
@@ -99,20 +102,20 @@ class Recorder(StorageTracker):
         events: allocations and frees in order.
         marks: where phases, and blocks in them, begin.
         costs: what the operators cost, in order.
-        labels: what a storage is: "parameters", "gradients", "optimizer", "inputs"; "host": not on the device. Others
-            follow from their lifetimes.
+        labels: what a storage is: "parameters", "gradients", "optimizer", "inputs"; "host": not on
+            the device. Others follow from their lifetimes.
         living: the storages that are not freed yet.
         owners: the number of the model's block that a labelled storage belongs to.
-        kin: the block that a storage belongs to, or that all it was computed from does, where no mark tells; OUTER
-            where that is none, or several.
+        kin: the block that a storage belongs to, or that all it was computed from does, where no
+            mark tells; OUTER where that is none, or several.
         streams: the CUDA stream that a storage is made in, where it is not the usual one.
         joined: the bytes of each weight in a storage that holds several.
         completed: by gradient, the number of events before it was complete.
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
         called: called with each operator that costs something, its arguments and its cost.
-        exchanged, collectives: tells what an operator exchanges with other ranks; what was exchanged.
-        ignoring: what runs now is not part of the step.
+        exchanged, collectives: tells what an operator exchanges with other ranks; what was
+        exchanged. ignoring: what runs now is not part of the step.
         alike: the samples whose rows choose alike, among experts for example.
         assumptions: what was taken for granted of values, in sentences.
     """
@@ -120,8 +123,8 @@ class Recorder(StorageTracker):
     def __init__(self, hardware: Hardware) -> None:
         super().__init__()
         self._kernels = library_kernels(hardware)
-        # Count as the tracker of a CPU probe does: of a library's kernel it sees the results alone, and autograd's
-        # engine never adds gradients in place under a dispatch mode.
+        # Count as the tracker of a CPU probe does: of a library's kernel it sees the results alone,
+        # and autograd's engine never adds gradients in place under a dispatch mode.
         self._as_tracked = hardware.device == "cpu"
         self._paused = False
         self.events: list[Event] = []
@@ -155,7 +158,8 @@ class Recorder(StorageTracker):
         self.marks.append(Mark(len(self.events), len(self.costs), self._dispatched, phase, block))
 
     def label(self, value: Any, name: str, block: int | None = None) -> None:
-        """Label the storages of a tensor or container, and say which block of the model they belong to."""
+        """Label the storages of a tensor or container, and say which block of the model they belong
+        to."""
         self.see(value)
         for number in self.storages_of(value):
             if block is not None:
@@ -215,8 +219,8 @@ class Recorder(StorageTracker):
                     yield number
 
     def note_host(self, tensor: Any) -> None:
-        """Mark a tensor, or those of a list, as being in the host's memory, and with it what is computed from such
-        tensors alone."""
+        """Mark a tensor, or those of a list, as being in the host's memory, and with it what is
+        computed from such tensors alone."""
         self.label(tensor, HOST)
         self._has_host = True
 
@@ -225,7 +229,8 @@ class Recorder(StorageTracker):
         return HOST in map(self.labels.get, self.storages_of(tensor))
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device of a tensor that is on the host, which fake tensors do not tell apart."""
+        """A copy on the device of a tensor that is on the host, which fake tensors do not tell
+        apart."""
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -298,7 +303,8 @@ class Recorder(StorageTracker):
         return result
 
     def _note_kin(self, args: Any, given: Sequence[torch.Tensor], result: Any) -> None:
-        """Note the blocks of what an operator made: of each of a list the block of its own argument."""
+        """Note the blocks of what an operator made: of each of a list the block of its own
+        argument."""
         if isinstance(result, torch.Tensor):
             self._inherit(given, result)
         elif isinstance(result, list | tuple):
@@ -337,11 +343,13 @@ class Recorder(StorageTracker):
             raise UntraceableError(
                 f"the model's forward reads a number that depends on its weights (at {where})."
             )
-        # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient overflows.
+        # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient
+        # overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 
     def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape follows from values; raises again where they are unknown."""
+        """The result of an operator whose shape follows from values; raises again where they are
+        unknown."""
         if _name(func) in _MASKED:
             self._paused = self._as_tracked  # the indices of a mask are a kernel's temporaries
             with self:
@@ -376,7 +384,8 @@ class Recorder(StorageTracker):
             self.assumptions[_SPREAD] = None
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
-        """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
+        """The cost, where what the host computes is not the device's work, and a copy between them
+        is a transfer."""
         # not numbers, which may come from anywhere
         tensors = [each for each in tensors_in(given) if each.dim()]
         on_host = [self.is_on_host(each) for each in tensors]
@@ -419,11 +428,13 @@ class Recorder(StorageTracker):
 
 
 def _sums_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether autograd's engine adds a second gradient to the first argument, which nobody else holds."""
-    # On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
-    # a tied embedding would have its gradient twice. The references counted are this call's and the engine's one. The
-    # tensor gets no name of its own: after models were compiled in the process, an argument had one reference more
-    # (dynamo's way of evaluating frames does not hand references on).
+    """Whether autograd's engine adds a second gradient to the first argument, which nobody else
+    holds."""
+    # On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but
+    # never on fake ones: a tied embedding would have its gradient twice. The references counted are
+    # this call's and the engine's one. The tensor gets no name of its own: after models were
+    # compiled in the process, an argument had one reference more (dynamo's way of evaluating frames
+    # does not hand references on).
     if (
         torch.is_grad_enabled()
         or torch._C._current_autograd_node() is None

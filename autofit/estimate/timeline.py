@@ -38,8 +38,8 @@ def timelines(
     *,
     processes: int | None = None,
 ) -> list[Timeline | None]:
-    """The timelines of configs, traced at the same time by as many processes, None: one per core; see `parallel_map`
-    for who may ask for more than one."""
+    """The timelines of configs, traced at the same time by as many processes, None: one per core;
+    see `parallel_map` for who may ask for more than one."""
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
     with parallel_map(partial(timeline, workload, hardware, rates), processes) as each:
@@ -64,8 +64,8 @@ def timeline(
 def timeline_of(
     traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
 ) -> Timeline:
-    """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
-    time axis is one event after the other."""
+    """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast
+    the device is) the time axis is one event after the other."""
     speed = Speed.of(rates, hardware, traced.config) if rates else None
     timed = speed is not None and _edges(traced, speed)[1][-1] > 0
     if not timed:
@@ -91,8 +91,8 @@ def timeline_of(
 
 
 def _edges(traced: Trace, speed: Speed | None) -> tuple[list[int], list[float]]:
-    """The events that the parts of a step begin with, and its last; and when that is, in seconds where the speed is
-    known, else in events. Those of a part are evenly spaced."""
+    """The events that the parts of a step begin with, and its last; and when that is, in seconds
+    where the speed is known, else in events. Those of a part are evenly spaced."""
     drawn = traced.whole or traced
     spans = drawn.spans(*_PHASES)
     lasting: list[float] = [after.events - mark.events for mark, after in spans]
@@ -182,7 +182,8 @@ def _moments(
 
 
 def _kinds(traced: Trace, first: int) -> dict[int, int]:
-    """The index in KINDS of each storage: what a forward makes and the backward finds is an activation."""
+    """The index in KINDS of each storage: what a forward makes and the backward finds is an
+    activation."""
     made: dict[int, int] = {}
     freed: dict[int, int] = {}
     for index, event in enumerate(traced.events):

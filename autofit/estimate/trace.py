@@ -1,7 +1,9 @@
-"""One training step of one Config on fake tensors: the same build and the same step as in a probe, without arithmetic.
+"""One training step of one Config on fake tensors: the same build and the same step as in a probe,
+without arithmetic.
 
-Equals two real steps of two micro-batches at the price of one: optimizer state and, where gradients accumulate, the
-gradients of earlier micro-batches exist before the traced micro-batch begins, as in any later step.
+Equals two real steps of two micro-batches at the price of one: optimizer state and, where gradients
+accumulate, the gradients of earlier micro-batches exist before the traced micro-batch begins, as in
+any later step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +62,8 @@ def trace(
         whole: follow every block, also where a few tell what all of them do.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
+        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's
+            code needs values.
     """
     canonical = allowed(config, workload, hardware)
     if not whole:
@@ -73,8 +76,8 @@ def trace(
 
 
 def _of_few_blocks(workload: Workload, config: Config, hardware: Hardware) -> Trace | None:
-    """The trace of a deep model, of which few blocks are followed; None where it is not deep, or its blocks do not do
-    alike."""
+    """The trace of a deep model, of which few blocks are followed; None where it is not deep, or
+    its blocks do not do alike."""
     if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
         return None
 
@@ -125,14 +128,15 @@ def trace_skeleton(
 
     Args:
         calls: the operators called in other traces, to add this one's to.
-        rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
-            loss trace two chunks of so many tokens.
-        whole_batch: the samples that this device sees in a step, for losses that need all at once; default: as the
-            workload says.
+        rows: the trace is one to put others together from: note what activation_offload would move,
+            and of a chunked loss trace two chunks of so many tokens.
+        whole_batch: the samples that this device sees in a step, for losses that need all at once;
+            default: as the workload says.
         between: follow an evaluation and a saving, too.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
+        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's
+            code needs values.
     """
     canonical = allowed(config, workload, hardware)
     recorder = Recorder(hardware)
@@ -244,7 +248,8 @@ def _owners(setup: Setup) -> dict[nn.Parameter, int]:
 
 
 def _of_one_depth(setup: Setup) -> list[nn.Module]:
-    """The trained model and its copies, whose blocks stand for those of a deeper one where its blocks do."""
+    """The trained model and its copies, whose blocks stand for those of a deeper one where its
+    blocks do."""
     asked = setup.workload.frozen
     return [setup.model, *(model for name, model in setup.frozen.items() if asked[name] is None)]
 
@@ -306,8 +311,8 @@ def _step(
         elif parameter.grad is not None and not recorder.is_on_host(parameter.grad):
             parameter.grad = recorder.to_host(parameter.grad)
 
-    # Gradients of earlier micro-batches that are views of something larger, by its storage, which they keep. Autograd
-    # copies only those whose layout is not the parameter's (accumulate_grad.h).
+    # Gradients of earlier micro-batches that are views of something larger, by its storage, which
+    # they keep. Autograd copies only those whose layout is not the parameter's (accumulate_grad.h).
     views: dict[int, dict[int, int]] = {}
 
     def note_view(earlier: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -364,7 +369,8 @@ def _step(
 
 
 def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
-    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until then."""
+    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until
+    then."""
     before = set(recorder.living)
     sync_gradients = setup.exchange.sync_gradients
     with mock.patch.object(setup.exchange, "sync_gradients", lambda is_last: sync_gradients(False)):
@@ -388,8 +394,8 @@ def _layout(tensor: torch.Tensor) -> list[int]:
 def _mark_block(
     block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
 ) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins; all in
-    one phase, that of the state, before the step."""
+    """Hooks that mark where a block's forward begins, where the last one's ends, and where its
+    backward begins; all in one phase, that of the state, before the step."""
 
     def mark(phase: str, number: int | None = None) -> None:
         recorder.mark(phase if recorder.phase else "state", number)
@@ -415,8 +421,8 @@ def _mark_block(
 
 
 def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Module, int | None]]:
-    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN beside those that
-    stand for others."""
+    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN
+    beside those that stand for others."""
     if depth is None:
         return []
 
@@ -433,7 +439,8 @@ def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Modul
 def _mark_without_gradients(
     block: nn.Module, mark: int | None, setup: Setup, recorder: Recorder
 ) -> Any:
-    """A hook that marks where a block that runs without gradients begins, and so where the one before ends."""
+    """A hook that marks where a block that runs without gradients begins, and so where the one
+    before ends."""
 
     def begin(*_: Any) -> None:
         if setup.progress.phase == "forward" and not torch.is_grad_enabled():
@@ -445,7 +452,8 @@ def _mark_without_gradients(
 def _make_state(
     setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]
 ) -> dict[nn.Parameter, set[int]]:
-    """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
+    """Let the optimizer make its state, as in a first step; returns the storages of gradients and
+    state."""
     made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:
         for parameter in group["params"]:
@@ -463,8 +471,8 @@ def _make_state(
 
 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
-    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a packed batch also the
-    whole and the other micro-batches, which may be copies."""
+    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a
+    packed batch also the whole and the other micro-batches, which may be copies."""
     of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
     samples = of_rank if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
