@@ -115,7 +115,8 @@ class Recorder(StorageTracker):
         before_each: called before each operator.
         called: called with each operator that costs something, its arguments and its cost.
         exchanged, collectives: tells what an operator exchanges with other ranks; what was
-        exchanged. ignoring: what runs now is not part of the step.
+            exchanged.
+        ignoring: what runs now is not part of the step.
         alike: the samples whose rows choose alike, among experts for example.
         assumptions: what was taken for granted of values, in sentences.
     """

@@ -117,9 +117,11 @@ class SpaceEstimator:
     Args:
         configs: to predict, of every micro-batch, rank and layout that will be asked for.
         rates: how fast the device is; an attribute, after `predict` with the operators measured for
-        it. measuring: seconds for timing real operators, where the rates were measured on this
-        machine. within: seconds for tracing, what most configs need first; configs that need more
-        stay unknown. workers: the processes that trace; None: this one.
+            it.
+        measuring: seconds for timing real operators, where the rates were measured on this machine.
+        within: seconds for tracing, what most configs need first; configs that need more stay
+            unknown.
+        workers: the processes that trace; None: this one.
         notify: hears how many traces are left of those that what is asked for needs.
     """
 

@@ -62,8 +62,8 @@ def trace(
         whole: follow every block, also where a few tell what all of them do.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's
-            code needs values.
+        RefusedError: the config is impossible, or not for this model.
+        UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
     if not whole:
@@ -135,36 +135,42 @@ def trace_skeleton(
         between: follow an evaluation and a saving, too.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's
-            code needs values.
+        RefusedError: the config is impossible, or not for this model.
+        UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
+    layout = Layout.of(canonical)
     recorder = Recorder(hardware)
     calls = calls or Calls()
     if skeleton.made_with:
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
+
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
-    recorder.alike = setup.micro_batch_size if rows else 1
-    chunks = SampledChunks(rows, recorder, canonical.loss) if rows else None
-    of_rank = workload.effective_batch_size // Layout.of(canonical).dp_degree
-    whole_batch = whole_batch or of_rank
-    if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
-        setup.tracing.whole_batch = whole_batch
+    chunks = None
+    if rows:
+        recorder.alike = setup.micro_batch_size
+        chunks = SampledChunks(rows, recorder, canonical.loss)
     setup.tracing.slices = chunks
     setup.tracing.is_sampled = rows is not None
+    whole_batch = whole_batch or workload.effective_batch_size // layout.dp_degree
+    if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
+        setup.tracing.whole_batch = whole_batch
+
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
-        setup.ranks = ranks.enter_context(fake_ranks(Layout.of(canonical), recorder))
+        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder))
         adapt(setup, traced=True)
         # First imported among fake tensors, it would keep fake ones.
         import_module(technique_named("optimizer").package(canonical.optimizer))
+
         with fake_device(hardware) as fake_mode, recorder:
             _build(setup, recorder, fake_mode)
             recorder.called = calls.note if hardware.device == "cpu" else None
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
+
             owners = _owners(setup)
             counted = _without_gradients(setup, skeleton.depth if rows else None)
             packed, reached = _step(setup, recorder, fake_mode, owners, counted)
@@ -172,20 +178,20 @@ def trace_skeleton(
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
                 followed = events_between_steps(setup, hardware, recorder, make)
-        # until it is given back
+
+        # Closing the setup gives the model back.
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
         trained_model, *copies = _of_one_depth(setup)
         streamable = streamable_weights(trained_model, setup.config)
         copied = [weight for model in copies for weight in streamable_weights(model, setup.config)]
     except (AutofitError, KeyboardInterrupt):
         raise
-    # the model's own code, under conditions that it was not written for
+    # The model's own code, under conditions that it was not written for.
     except BaseException as error:
-        why = (
-            f"{operator} needs numbers"
-            if (operator := getattr(error, "func", None))
-            else describe_error(error)
-        )
+        operator = getattr(error, "func", None)
+        why = f"{operator} needs numbers"
+        if not operator:
+            why = describe_error(error)
         message = (
             f"a training step of this model cannot be followed on tensors without values ({why})."
         )
@@ -193,6 +199,10 @@ def trace_skeleton(
     finally:
         setup.close()
         ranks.close()
+
+    shapes = [
+        (shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable
+    ]
     return Trace(
         config=canonical,
         events=tuple(recorder.events),
@@ -209,10 +219,7 @@ def trace_skeleton(
         copied=frozenset(recorder.storages_of(copied)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
-        shapes=tuple(
-            (shape_here(parameter), parameter.dtype, owners.get(parameter))
-            for parameter in trainable
-        ),
+        shapes=tuple(shapes),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
         between=followed,
@@ -239,12 +246,11 @@ def fake_setup(
 
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
-    return {
-        each: number
-        for model in _of_one_depth(setup)
-        for number, block in enumerate(repeated_blocks(model))
-        for each in block.parameters()
-    }
+    owners = {}
+    for model in _of_one_depth(setup):
+        for number, block in enumerate(repeated_blocks(model)):
+            owners.update(dict.fromkeys(block.parameters(), number))
+    return owners
 
 
 def _of_one_depth(setup: Setup) -> list[nn.Module]:
@@ -261,8 +267,10 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
         recorder.see(list(model.buffers()))  # they are there before any weight
+
     materialize(setup, values=False)
     _label_weights(setup, recorder)
+
     finish(setup, traced=True)
     if setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
@@ -275,14 +283,13 @@ def _label_weights(setup: Setup, recorder: Recorder) -> None:
         recorder.label(_constants(model), "parameters")
     for model in _of_one_depth(setup):
         for number, block in enumerate(repeated_blocks(model)):
-            recorder.label(
-                [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
-            )
+            of_block = [*block.parameters(), *block.buffers(), *_constants(block)]
+            recorder.label(of_block, "parameters", number)
 
 
 def _constants(module: nn.Module) -> list[Any]:
     """What quantised weights need beside what is divided over ranks."""
-    return [getattr(each, "constants", []) for each in module.modules()]
+    return [getattr(layer, "constants", []) for layer in module.modules()]
 
 
 def _step(
@@ -302,7 +309,9 @@ def _step(
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
     batch, *beside = _batch(setup, recorder, fake_mode)
-    trained = [] if setup.stepped_in_backward else [each for _, each in setup.trainable()]
+    trained: list[nn.Parameter] = []
+    if not setup.stepped_in_backward:
+        trained = [parameter for _, parameter in setup.trainable()]
     offloaded = setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda"
 
     def label_gradient(parameter: nn.Parameter) -> None:
@@ -322,18 +331,17 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating, layout = (setup.config.gradient_accumulation_steps or 1) > 1, setup.ranks.layout
-    waits = (
-        accumulating
-        and layout.dp_degree > 1
-        and (layout.replicate > 1 or bool(setup.config.lora_rank))
-    )
+    accumulating = (setup.config.gradient_accumulation_steps or 1) > 1
+    layout = setup.ranks.layout
+    # Whether gradients wait for the last micro-batch, to be averaged over ranks.
+    averaged_last = layout.replicate > 1 or bool(setup.config.lora_rank)
+    waits = accumulating and layout.dp_degree > 1 and averaged_last
     with ExitStack() as hooks:
         for number, block in enumerate(blocks):
-            for handle in _mark_block(
-                block, number, setup, recorder, last=number == len(blocks) - 1
-            ):
+            is_last = number == len(blocks) - 1
+            for handle in _mark_block(block, number, setup, recorder, last=is_last):
                 hooks.callback(handle.remove)
+
         if waits:
             _leave_own_gradients(setup, batch, recorder)
             setup.ranks = asked_before(setup.ranks)
@@ -344,23 +352,25 @@ def _step(
                 setup.value_of(parameter)
                 made[parameter].update(recorder.storages_of(parameter.grad))
                 hooks.callback(parameter.register_hook(partial(note_view, parameter.grad)).remove)
-        for noted, parameters in (
-            (reached.add, [each for _, each in setup.trainable()]),
-            (label_gradient, trained),
-        ):
-            for parameter in parameters:
-                hooks.callback(parameter.register_post_accumulate_grad_hook(noted).remove)
+
+        for _, parameter in list(setup.trainable()):
+            hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
+        for parameter in trained:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for block, mark in counted:
             handle = _mark_without_gradients(block, mark, setup, recorder)
             hooks.callback(handle.remove)
+
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
+
         unreached = made.keys() - reached
         for parameter in unreached:  # it would have neither gradient nor state
             parameter.grad = None
         recorder.resize({number: 0 for parameter in unreached for number in made[parameter]})
         for shared in views.values():
             recorder.resize(shared)
+
         update(setup)
         del loss  # which a step returns
         recorder.phase = None
@@ -408,13 +418,10 @@ def _mark_block(
         if setup.progress.phase == "forward" and torch.is_grad_enabled():
             if last:
                 mark("forward")
-            results = (
-                value
-                for value in tree_iter(output)
-                if isinstance(value, torch.Tensor) and value.requires_grad
-            )
-            if (first := next(results, None)) is not None:
-                first.register_hook(lambda _: mark("backward", number))
+            for value in tree_iter(output):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    value.register_hook(lambda _: mark("backward", number))
+                    break
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)
@@ -429,11 +436,11 @@ def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Modul
     trained, *models = _of_one_depth(setup)
     if setup.stand_ins or setup.tracing.whole_batch is not None:
         models.append(trained)
-    return [
-        (block, FROZEN if number in depth.middle else None)
-        for model in models
-        for number, block in enumerate(repeated_blocks(model))
-    ]
+    blocks: list[tuple[nn.Module, int | None]] = []
+    for model in models:
+        for number, block in enumerate(repeated_blocks(model)):
+            blocks.append((block, FROZEN if number in depth.middle else None))
+    return blocks
 
 
 def _mark_without_gradients(
@@ -460,9 +467,11 @@ def _make_state(
             parameter.grad = torch.empty_like(parameter)
             made[parameter] = set(recorder.storages_of(parameter.grad))
             setup.value_of(parameter)  # gradients that rest on the host leave the device
+
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     setup.trained_values()  # weights that rest on the host leave the device again
+
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owners.get(parameter))
@@ -474,13 +483,16 @@ def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
     """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a
     packed batch also the whole and the other micro-batches, which may be copies."""
     of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
-    samples = of_rank if setup.hardware.device == "cpu" else setup.micro_batch_size
+    samples = setup.micro_batch_size
+    if setup.hardware.device == "cpu":
+        samples = of_rank
     with on_real_tensors():
         real = setup.workload.batch(samples)
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
     if has_rows(whole, setup.workload.split):
         return [samples_of(whole, 0, min(setup.micro_batch_size, samples))]
+
     parts = list(split(whole, setup.micro_batch_size, setup.workload.split))
     recorder.label(list(tensors(parts)), "inputs")
     return [*parts, whole]
