@@ -167,9 +167,10 @@ def _lstm(step: Tensor, state: _State, weights: list[Tensor]) -> _State:
     keep, forget, output = (gates[gate].sigmoid_() for gate in (0, 1, 3))
     memory = (forget * state[1]).add_(keep * gates[2].tanh_())
     hidden = output * memory.tanh()
+    projected = hidden
     if len(weights) % 2:  # the last one projects
-        hidden = functional.linear(hidden, weights[-1])
-    return [hidden, memory]
+        projected = functional.linear(hidden, weights[-1])
+    return [projected, memory]
 
 
 def _of_state(state: _State, weights: list[Tensor]) -> Tensor:
