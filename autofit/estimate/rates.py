@@ -60,7 +60,8 @@ _LAUNCH = 15e-6
 # it takes to launch an operator on a card, and to pass one through a dispatch mode: in the virtual
 # machine of an H200 an addition took 6.0 microseconds, and steps that waited for launches were as
 # long as 25 and 30 make them (benchmarks/results/gpu).
-_LAUNCHES, _PASSES = 4.2, 5.0
+_LAUNCHES = 4.2
+_PASSES = 5.0
 _NAMES = {
     "fp32": "float32",
     "tf32": "tf32",
@@ -75,24 +76,31 @@ _COPIED = 64 * MIB  # larger than the caches of processors that have no memory o
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches."""
+    """What a device reaches.
 
-    # floating-point operations per second of large products, by the name of the format
+    Attributes:
+        matmul: floating-point operations per second of large products, by the name of the format.
+        bandwidth: bytes per second of its memory.
+        link: bytes per second to and from the host.
+        launch_seconds: of one operator, however small.
+        source: where the figures are from.
+        peak: `matmul` by the data sheet; None: unknown.
+        pass_seconds: of one operator, views too, in each of the two modes of selective
+            checkpointing.
+        operators: by call, by operator and number format, and by operator: (seconds whatever the
+            size, factor of the roofline's seconds); None: not measured.
+        kernels: of a card, by operator: factor of the roofline's seconds.
+    """
+
     matmul: Mapping[str, float]
-    bandwidth: float  # bytes per second of its memory
-    link: float  # bytes per second to and from the host
-    launch_seconds: float  # of one operator, however small
-    source: str  # where the figures are from
-    peak: Mapping[str, float] | None = None  # `matmul` by the data sheet; None: unknown
-    pass_seconds: float = (
-        _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
-    )
-    # By call, by operator and number format, and by operator: (seconds whatever the size, factor of
-    # the roofline's seconds); None: not measured.
+    bandwidth: float
+    link: float
+    launch_seconds: float
+    source: str
+    peak: Mapping[str, float] | None = None
+    pass_seconds: float = _PASS
     operators: Mapping[str, tuple[float, float]] | None = None
-    kernels: Mapping[str, float] | None = (
-        None  # of a card, by operator: factor of the roofline's seconds
-    )
+    kernels: Mapping[str, float] | None = None
 
     @property
     def measured_here(self) -> bool:
@@ -115,47 +123,59 @@ UNKNOWN = Rates(
 def rate_of(rates: Mapping[str, float], dtype: str) -> float:
     """The rate of products in a format; float32's if it has none."""
     name = format_of(dtype)
-    return rates[name] if name in rates else rates.get("float32", min(rates.values()))
+    if name in rates:
+        return rates[name]
+    return rates.get("float32", min(rates.values()))
 
 
 def format_of(dtype: str) -> str:
     """The name of a format in rates: float8_e4m3fn and its relatives are multiplied alike."""
-    return "float8" if dtype.startswith("float8") else dtype
+    if dtype.startswith("float8"):
+        return "float8"
+    return dtype
 
 
 def rates_of(card: Card) -> Rates:
     """The rates that a card of the catalogue is assumed to reach."""
+    sheet = card.flops_per_second
     return Rates(
-        matmul={
-            _NAMES[kind]: rate * _reached(card, kind)
-            for kind, rate in card.flops_per_second.items()
-        },
+        matmul={_NAMES[kind]: rate * _reached(card, kind) for kind, rate in sheet.items()},
         bandwidth=card.bandwidth * _REACHED_BANDWIDTH,
         link=card.link,
         launch_seconds=_LAUNCH,
         source=f"catalogue: {card.title}",
-        peak={_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()},
+        peak={_NAMES[kind]: rate for kind, rate in sheet.items()},
         kernels=_kernels(card),
     )
 
 
 def _kernels(card: Card) -> dict[str, float]:
     """How many times longer than the roofline says kernels of PyTorch take."""
-    shares = _ATTENTION | (_ON_HOPPER if card.capability[0] == 9 else {})
-    names = {f"aten::_scaled_dot_product_{name}_attention": each for name, each in shares.items()}
-    return {
-        **{name: 1 / forward for name, (forward, _) in names.items()},
-        **{f"{name}_backward": 1 / backward for name, (_, backward) in names.items()},
-    }
+    shares = dict(_ATTENTION)
+    if card.capability[0] == 9:
+        shares |= _ON_HOPPER
+
+    factors = {}
+    for name, (forward, backward) in shares.items():
+        operator = f"aten::_scaled_dot_product_{name}_attention"
+        factors[operator] = 1 / forward
+        factors[f"{operator}_backward"] = 1 / backward
+    return factors
 
 
 def _reached(card: Card, kind: str) -> float:
     """The share of a card's data sheet that large products in a format reach."""
     if kind == "fp32":
         return _REACHED_IN_FP32
-    others = _REACHED_BY_GEFORCE if "GeForce" in card.title else _REACHED_BY_OTHERS * _SUSTAINED
-    share = _REACHED[card.name] * _SUSTAINED if card.name in _REACHED else others
-    return share * (_FP8_TO_BF16 if kind == "fp8" else 1.0)
+    if card.name in _REACHED:
+        share = _REACHED[card.name] * _SUSTAINED
+    elif "GeForce" in card.title:
+        share = _REACHED_BY_GEFORCE
+    else:
+        share = _REACHED_BY_OTHERS * _SUSTAINED
+    if kind == "fp8":
+        share *= _FP8_TO_BF16
+    return share
 
 
 def rates_for(hardware: Hardware) -> Rates | None:
@@ -166,22 +186,28 @@ def rates_for(hardware: Hardware) -> Rates | None:
     card = card_like(hardware)
     if card is None:
         return None
+
     rates = rates_of(card)
     if hardware.host_link is not None:
         rates = replace(rates, link=hardware.host_link)
     if hardware.dispatch_seconds is None:
         return rates
-    launch, passing = _LAUNCHES * hardware.dispatch_seconds, _PASSES * hardware.dispatch_seconds
-    return replace(rates, launch_seconds=launch, pass_seconds=passing)
+    return replace(
+        rates,
+        launch_seconds=_LAUNCHES * hardware.dispatch_seconds,
+        pass_seconds=_PASSES * hardware.dispatch_seconds,
+    )
 
 
 def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> Rates:
     """Measure this machine's CPU for about that long, once it is warm, each task once per round;
     the shortest times count, which other work disturbs least."""
     products = {
-        name: torch.ones(SIZE, SIZE, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")
+        "float32": torch.ones(SIZE, SIZE, dtype=torch.float32),
+        "bfloat16": torch.ones(SIZE, SIZE, dtype=torch.bfloat16),
     }
-    source, target = torch.ones(_COPIED // 4), torch.empty(_COPIED // 4)
+    source = torch.ones(_COPIED // 4)
+    target = torch.empty(_COPIED // 4)
     small = torch.ones(8)
     tasks: dict[str, Callable[[], object]] = {
         **{name: partial(torch.matmul, matrix, matrix) for name, matrix in products.items()},
@@ -190,9 +216,10 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
         "small": lambda: chain(small),
         "pass": lambda: _passed(small),
     }
-    # the first of each imports and makes what the others find, for a second
+    # The first of each imports and makes what the others find, for a second.
     for task in tasks.values():
         task()
+
     times: dict[str, list[float]] = {name: [] for name in tasks}
     start = clock()
     while not all(times.values()) or clock() - start < seconds:
@@ -200,6 +227,7 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
             began = clock()
             task()
             times[name].append(max(clock() - began, 1e-9))
+
     took = {name: min(seconds) for name, seconds in times.items()}
     bandwidth = 2 * _COPIED / took["copy"]
     return Rates(
@@ -214,9 +242,8 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
 
 def _passed(small: torch.Tensor) -> None:
     """A forward that saves nothing, and its recomputation."""
-    for mode in create_selective_checkpoint_contexts(
-        lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
-    ):
+    modes = create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
+    for mode in modes:
         with mode:
             chain(small)
 
