@@ -22,7 +22,7 @@ from autofit.estimate.rates import SIZE, Rates
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
-# bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+# Bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer.
 _LARGEST = 32 * MIB
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
 # The first reads a workspace that made-up values are none of, and crashes; the second would compute
@@ -33,7 +33,8 @@ _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM = 1
 _REPEATS = 3
 _LONG = 5e-3  # seconds of all calls of one operator in a pass, after which it is not repeated
-_PASSES = 4  # over all calls at most; two where the machine is as fast as it was when its rates were measured
+# Over all calls at most; two where the machine is as fast as it was when its rates were measured.
+_PASSES = 4
 # A product takes so many times as long as its rates say where other work shares the processor.
 _DISTURBED = 1.5
 # For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 %

@@ -15,7 +15,8 @@ from autofit.hardware.caching_allocator import round_size
 
 # Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of
 # everything (a convolutional network on the CPU; language models needed up to 27 % less).
-LEAST_COMPILED, MOST_COMPILED = 0.5, 1.15
+LEAST_COMPILED = 0.5
+MOST_COMPILED = 1.15
 # By activation_checkpointing, the share of a transformer's eager activations that Inductor's code
 # recomputes: 0.17 to 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are
 # offloaded, 0.08 beside int8 layers. Of Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA
@@ -27,7 +28,13 @@ RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of live storages, in bytes."""
+    """The largest sum of live storages.
+
+    Attributes:
+        nbytes: of all of them.
+        phase: of the step, in which it is.
+        parts: bytes by KINDS.
+    """
 
     nbytes: int
     phase: str
@@ -36,7 +43,9 @@ class Peak:
 
 def in_blocks(nbytes: int, hardware: Hardware) -> int:
     """Bytes that the target's allocator takes for a tensor: whole blocks on CUDA."""
-    return round_size(nbytes) if hardware.device == "cuda" else nbytes
+    if hardware.device == "cuda":
+        return round_size(nbytes)
+    return nbytes
 
 
 def rounded(
@@ -47,8 +56,12 @@ def rounded(
 
     `events`: others than those of the step.
     """
-    for event in trace.events if events is None else events:
-        nbytes = 0 if trace.labels.get(event.storage) == HOST else event.nbytes
+    if events is None:
+        events = trace.events
+    for event in events:
+        nbytes = event.nbytes
+        if trace.labels.get(event.storage) == HOST:
+            nbytes = 0
         yield event.storage, in_blocks(nbytes, hardware)
 
 
@@ -57,7 +70,9 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
     state."""
     trace = trace.whole or trace
     making_state = range(trace.start("state"), trace.start("forward"))
-    highest = at = live = 0
+    highest = 0
+    at = 0
+    live = 0
     sizes: dict[int, int] = {}
     for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
         live += nbytes - sizes.get(storage, 0)
@@ -65,6 +80,7 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
         if live > highest and number not in making_state:
             highest = live
             at = number
+
     return Peak(highest, trace.phase_at(at), _parts(trace, hardware, at))
 
 
@@ -78,7 +94,8 @@ def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
     sizes = dict(rounded(trace, hardware))  # after the step
     peaks = {}
     for what, events in trace.between.items():
-        live = highest = sum(sizes.values())
+        live = sum(sizes.values())
+        highest = live
         for storage, nbytes in rounded(trace, hardware, events):
             live += nbytes - sizes.get(storage, 0)
             sizes[storage] = nbytes
@@ -94,7 +111,8 @@ def host_bytes_of(trace: Trace) -> int:
 
 def _most_on_host(trace: Trace) -> int:
     live: dict[int, int] = {}
-    total = most = 0
+    total = 0
+    most = 0
     for event in trace.events:
         if trace.labels.get(event.storage) == HOST:
             total += event.nbytes - live.get(event.storage, 0)
@@ -111,6 +129,7 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
     for index, (storage, nbytes) in enumerate(islice(rounded(trace, hardware), last + 1)):
         made.setdefault(storage, index)
         live[storage] = nbytes
+
     parts = dict.fromkeys(KINDS, 0)
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
@@ -118,11 +137,10 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
             saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
         parts[label] += nbytes
-    return {
-        kind: parts[kind]
-        for kind in PARTS
-        if kind in parts and (parts[kind] or kind not in OF_SEVERAL)
-    }
+
+    # What several devices alone have is left out where it is nothing.
+    shown = [kind for kind in PARTS if kind in parts and (parts[kind] or kind not in OF_SEVERAL)]
+    return {kind: parts[kind] for kind in shown}
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
@@ -137,4 +155,6 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
     if config.activation_offload == "cpu":
         return 0.0
     share = _RECOMPUTED[checkpointing]
-    return min(share, _RECOMPUTED_INT8) if config.quantization == "int8" else share
+    if config.quantization == "int8":
+        share = min(share, _RECOMPUTED_INT8)
+    return share

@@ -167,6 +167,7 @@ def _reached(card: Card, kind: str) -> float:
     """The share of a card's data sheet that large products in a format reach."""
     if kind == "fp32":
         return _REACHED_IN_FP32
+
     if card.name in _REACHED:
         share = _REACHED[card.name] * _SUSTAINED
     elif "GeForce" in card.title:
