@@ -40,30 +40,40 @@ from autofit.hardware.tracker import StorageTracker, wraps_tensors
 from autofit.setup.host_copies import plain_tensors
 
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
-_CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
-_READ = torch.ops.aten._local_scalar_dense.default
-# where nobody's model is
+_CPP_REFERENCES = 4
+_PYTHON_REFERENCES = 3
+_HOLDERS = 2
+
+# Where nobody's model is.
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_READ = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
+_DEVICE = torch.ops.prim.device.default
 _COPIES = ("aten::copy_", "fsdp::all_gather_copy_in")
 _SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
+_MASKED = ("aten::index", "aten::masked_select")
+_MASKS = (torch.bool, torch.uint8)
+
+# What is taken for granted, in words for reports.
 _SPREAD = (
     "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
 )
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
-_MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
 OUTER = -1  # in place of a block: what belongs to none
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
-_REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
-_DEVICE = torch.ops.prim.device.default
 
 
 @dataclass(frozen=True)
 class Event:
-    """A storage is allocated, resized or freed (0 bytes). `storage` numbers lives, not
-    addresses."""
+    """A storage is allocated, resized or freed.
+
+    Attributes:
+        storage: numbers lives, not addresses.
+        nbytes: that it has from now on; 0: it is freed.
+    """
 
     storage: int
     nbytes: int
@@ -71,8 +81,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Mark:
-    """The start of a phase, or of one block's work in it, by the number of earlier events, costs
-    and operators. `dispatched` counts all operators, including those without a cost."""
+    """The start of a phase, or of one block's work in it.
+
+    Attributes:
+        events, costs: how many come earlier.
+        dispatched: how many operators do, including those without a cost.
+        phase: "build", "state", "forward", "backward", "update" or "end".
+        block: the number of the block, or CHUNK or FROZEN of shallow_model; None: what belongs to
+            none.
+    """
 
     events: int
     costs: int
@@ -83,16 +100,25 @@ class Mark:
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange of a group of ranks. `nbytes` are those of the whole: what is gathered, or before
-    it is reduced."""
+    """An exchange of a group of ranks.
 
-    kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, broadcast
+    Attributes:
+        kind: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast.
+        nbytes: those of the whole: what is gathered, or before it is reduced.
+        ranks: of the group.
+        waits: what follows waits for it; else it runs beside.
+        stride: from one rank of the group to the next: 1 for neighbours, which are on one node.
+        event: the number of earlier events.
+        parts: the bytes of each weight, where several are gathered at once.
+    """
+
+    kind: str
     nbytes: int
     ranks: int
-    waits: bool  # what follows waits for it; else it runs beside
-    stride: int  # from one rank of the group to the next: 1 for neighbours, which are on one node
-    event: int = 0  # the number of earlier events
-    parts: tuple[int, ...] = ()  # the bytes of each weight, where several are gathered at once
+    waits: bool
+    stride: int
+    event: int = 0
+    parts: tuple[int, ...] = ()
 
 
 class Recorder(StorageTracker):
@@ -165,12 +191,11 @@ class Recorder(StorageTracker):
         for number in self.storages_of(value):
             if block is not None:
                 self.kin[number] = block
-            elif (
-                name != HOST and name not in OF_SEVERAL
-            ):  # which are of the block that they are made in
+            # Others are of the block that they are made in.
+            elif name != HOST and name not in OF_SEVERAL:
                 self.kin.setdefault(number, OUTER)
 
-            # the state of an offloaded optimizer stays on the host
+            # The state of an offloaded optimizer stays on the host.
             if self.labels.get(number) == HOST:
                 continue
             self.labels[number] = name
@@ -204,12 +229,12 @@ class Recorder(StorageTracker):
 
     def resize(self, sizes: Mapping[int, int]) -> None:
         """Count these storages as if they had held so many bytes, as long as they were there."""
-        self.events = [
-            replace(each, nbytes=sizes[each.storage])
-            if each.nbytes and each.storage in sizes
-            else each
-            for each in self.events
-        ]
+        events = []
+        for event in self.events:
+            if event.nbytes and event.storage in sizes:
+                event = replace(event, nbytes=sizes[event.storage])
+            events.append(event)
+        self.events = events
 
     def storages_of(self, value: Any) -> Iterator[int]:
         """The numbers of the storages of a tensor or container."""
@@ -243,7 +268,7 @@ class Recorder(StorageTracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # seven of ten calls; the fake mode would run all of its own checks on them
+        # Seven of ten calls; the fake mode would run all of its own checks on them.
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
@@ -254,14 +279,16 @@ class Recorder(StorageTracker):
             return NotImplemented  # it dispatches again, with its inner tensors
         if func is _WAIT:  # the argument itself, as in a run; a fake one would be another tensor
             return args[0]
+
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
-        # tensors that a model holds beside its parameters and buffers
+        # Tensors that a model holds beside its parameters and buffers.
         if self._as_tracked and func is not _LIFT:
             self.see([each for each in tensors_in(args) if not isinstance(each, FakeTensor)])
         if self.before_each is not None:
             self.before_each()
+
         kwargs = kwargs or {}
         name = _name(func)
         kernel = self._kernels.get(name)
@@ -281,17 +308,20 @@ class Recorder(StorageTracker):
             except (DynamicOutputShapeException, DataDependentOutputException):
                 result = self._by_values(func, args, kwargs)
             self.see(result)
+
         if (collective := self.exchanged(func, (*args, *kwargs.values()), result)) is not None:
             self.collectives.append(replace(collective, event=len(self.events)))
             if func is _REDUCE_SCATTER and self._as_tracked:  # gloo works on a copy
                 self._lives += 1
                 self.events += [Event(self._lives, collective.nbytes), Event(self._lives, 0)]
+
         given = tensors_in(args, kwargs)
         if self.marks[-1].block is None:
             self._note_kin(args, given, result)
         follow(func, args, kwargs, given, result)
         if name in CHOICES:
             spread_evenly(func, args, kwargs, result, self.alike)
+
         cost = cost_of(func, args, kwargs, given, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
@@ -315,6 +345,7 @@ class Recorder(StorageTracker):
                 self._inherit(tensors_in(source), made)
 
     def _inherit(self, given: Sequence[torch.Tensor], made: Any) -> None:
+        """Note the block of what was computed from some tensors."""
         number = self._number_of(made) if isinstance(made, torch.Tensor) else None
         if number is None or number in self.kin:
             return
@@ -334,19 +365,20 @@ class Recorder(StorageTracker):
             self._note_assumed(tensor)
             with on_real_tensors():
                 return known.item()
+
         if self.phase is not None and self.phase() == "forward":
-            code = [
-                each
-                for each in traceback.extract_stack()
-                if not each.filename.startswith(_LIBRARIES)
-            ]
-            where = f"{code[-1].filename}:{code[-1].lineno}" if code else "PyTorch"
+            where = "PyTorch"
+            for frame in traceback.extract_stack():
+                if not frame.filename.startswith(_LIBRARIES):
+                    where = f"{frame.filename}:{frame.lineno}"
             raise UntraceableError(
                 f"the model's forward reads a number that depends on its weights (at {where})."
             )
         # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient
         # overflows.
-        return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
+        if tensor.dtype is torch.bool:
+            return True
+        return 0.0 if tensor.is_floating_point() else 1
 
     def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape follows from values; raises again where they are
@@ -354,9 +386,11 @@ class Recorder(StorageTracker):
         if _name(func) in _MASKED:
             self._paused = self._as_tracked  # the indices of a mask are a kernel's temporaries
             with self:
-                args, func = _with_indices(*args), torch.ops.aten.index.Tensor
+                args = _with_indices(*args)
+                func = torch.ops.aten.index.Tensor
             self._paused = False
             return func(*args)
+
         if _name(func) in _SHAPED_BY_LENGTHS:
             args = tree_map_only(
                 torch.Tensor,
@@ -372,10 +406,11 @@ class Recorder(StorageTracker):
                 (mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64
             )
         if made is None and _name(func) == "aten::equal":  # only with itself
-            starts = [
-                (each.untyped_storage()._cdata, each.storage_offset(), each.shape) for each in args
-            ]
-            return starts[0] == starts[1]
+            one, other = (
+                (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
+                for tensor in args
+            )
+            return one == other
         if made is None:
             return func(*args, **kwargs)
         return tree_map_only(torch.Tensor, _fake_like, made)
@@ -387,24 +422,28 @@ class Recorder(StorageTracker):
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them
         is a transfer."""
-        # not numbers, which may come from anywhere
-        tensors = [each for each in tensors_in(given) if each.dim()]
-        on_host = [self.is_on_host(each) for each in tensors]
-        sides = set(on_host)
-        if sides == {True}:
+        on_host = []
+        on_device = []
+        for tensor in tensors_in(given):
+            if not tensor.dim():  # numbers may come from anywhere
+                continue
+            if self.is_on_host(tensor):
+                on_host.append(tensor)
+            else:
+                on_device.append(tensor)
+        if not on_host:
+            return cost
+
+        if not on_device:
             self.label(result, HOST)
             return replace(cost, kind=HOST) if cost else None
-        if sides == {True, False} and _name(func) in _COPIES:
-            moved = [each for each, is_there in zip(tensors, on_host, strict=True) if is_there]
-            return Cost(
-                "transfer",
-                str(moved[0].dtype).removeprefix("torch."),
-                0,
-                tuple(each.nbytes for each in moved),
-            )
-        if sides == {True, False} and cost:  # a gradient is moved and then added to one of the host
-            moved = [each for each, is_there in zip(tensors, on_host, strict=True) if not is_there]
-            return replace(cost, kind=HOST, sizes=(*cost.sizes, *(each.nbytes for each in moved)))
+
+        if _name(func) in _COPIES:
+            dtype = str(on_host[0].dtype).removeprefix("torch.")
+            return Cost("transfer", dtype, 0, tuple(tensor.nbytes for tensor in on_host))
+        if cost:  # a gradient is moved and then added to one of the host
+            moved = [tensor.nbytes for tensor in on_device]
+            return replace(cost, kind=HOST, sizes=(*cost.sizes, *moved))
         return cost
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -442,6 +481,7 @@ def _sums_gradients(args: tuple[Any, ...]) -> bool:
         or not isinstance(args[0], FakeTensor)
     ):
         return False
+
     alone = (
         args[0]._use_count() <= _CPP_REFERENCES  # type: ignore[attr-defined]
         and sys.getrefcount(args[0]) <= _PYTHON_REFERENCES
@@ -465,10 +505,15 @@ def _with_indices(
     """The arguments of an indexing whose masks are the indices of what they choose."""
     if isinstance(masks, torch.Tensor):  # of masked_select, which broadcasts
         shape = torch.broadcast_shapes(values.shape, masks.shape)
-        values, masks = values.expand(shape), [masks.expand(shape)]
+        values = values.expand(shape)
+        masks = [masks.expand(shape)]
+
     indices: list[torch.Tensor | None] = []
     for mask in masks:
-        indices += mask.nonzero().unbind(1) if mask is not None and mask.dtype in _MASKS else [mask]
+        if mask is not None and mask.dtype in _MASKS:
+            indices += mask.nonzero().unbind(1)
+        else:
+            indices.append(mask)
     return values, indices
 
 
