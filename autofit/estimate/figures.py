@@ -118,7 +118,10 @@ def _known(path: Path, configs: int) -> list[list[float]] | None:
         figures = np.array(read_cache(path, Any), float)
     except (TypeError, ValueError):
         return None
-    return figures.tolist() if figures.shape == (3, configs) else None
+    if figures.shape != (3, configs):
+        return None
+    known: list[list[float]] = figures.tolist()
+    return known
 
 
 def _within_host(figures: Sequence[list[float]], most: float) -> Figures:

@@ -49,8 +49,13 @@ class _Memory:
 
 
 class _Value:
-    """A value, computed when it is first read; `assumed` where it follows from what was taken for
-    granted."""
+    """A value, computed when it is first read.
+
+    Attributes:
+        memory: what it shares with other tensors.
+        assumed: it follows from what was taken for granted.
+        real: the value, once it was read.
+    """
 
     def __init__(self, compute: _Read, memory: _Memory, *, assumed: bool = False) -> None:
         self._compute = compute
@@ -63,7 +68,6 @@ class _Value:
         """The value; None where it is lost."""
         if self.memory.lost:
             return None
-
         if self.real is None and (real := self._compute()) is not None:
             self.real = real
             self._version = real._version
@@ -81,7 +85,9 @@ class _Value:
             if real is None:
                 return None
             expected = self._version if now is None else now
-            return real if real._version == expected else None
+            if real._version != expected:
+                return None
+            return real
 
         return read
 
@@ -99,7 +105,9 @@ def know(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor's values, where they are known."""
     value = _value(tensor)
-    return value.read() if value else None
+    if value is None:
+        return None
+    return value.read()
 
 
 def is_assumed(value: Any) -> bool:
@@ -130,7 +138,9 @@ def follow(
     inputs = [_value(each) for each in given]
     values = [value for value in inputs if value]
     results = tensors_in(result)
-    written = list(_written(func, args, kwargs)) if is_mutable else []
+    written = []
+    if is_mutable:
+        written = list(_written(func, args, kwargs))
 
     # What follows from assumed values is many tensors, of which hardly any is read.
     assumed = any(value.assumed for value in values)

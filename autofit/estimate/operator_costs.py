@@ -34,8 +34,15 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations of one operator, and the bytes of each tensor that it reads or
-    writes."""
+    """What one call of an operator costs.
+
+    Attributes:
+        kind: matmul, attention, convolution or memory; also host or transfer in a recorder.
+        dtype: the number format, as in torch.
+        flops: floating-point operations.
+        sizes: the bytes of each tensor that it reads or writes.
+        name: of the operator, with its namespace.
+    """
 
     kind: str
     dtype: str

@@ -85,8 +85,12 @@ class Pass:
         last: bool = False,
         adding: bool = False,
     ) -> Floats:
-        """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`:
-        of the last one of a step; `adding`: gradients that rest on the host come to be added to."""
+        """The seconds of a micro-batch, beside which bytes are copied to and from the host.
+
+        Args:
+            last: it is the last one of a step.
+            adding: gradients that rest on the host come to be added to.
+        """
         several = exchanges.hardware.world > 1
         adding = adding and rest_on_host(config)
         offloaded = (
@@ -122,8 +126,12 @@ class Pass:
         resident = none
         if config.activation_offload == "cpu":
             moved, resident = self.saved
-        streamed = self.segments.streamed if config.parameter_offload == "cpu" else none
-        gradients = self.segments.gradients if config.optimizer_offload == "cpu" else none
+        streamed = none
+        if config.parameter_offload == "cpu":
+            streamed = self.segments.streamed
+        gradients = none
+        if config.optimizer_offload == "cpu":
+            gradients = self.segments.gradients
         gradients = gradients + adding * streamed
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied),

@@ -38,7 +38,8 @@ _REACHED_BY_OTHERS = 0.75  # what torch assumes of all cards (torch/utils/_runti
 # between steps published by PyTorch's own engineers (1.0) and those of a cloud (0.9), as
 # benchmarks/published_speed compares them.
 _SUSTAINED = 0.95
-_REACHED_IN_FP32 = 0.75  # without matrix units: 0.70 on an RTX 4090, 0.79 on a 5090 and an H200 NVL (gpu-flops-bench)
+# Without matrix units: 0.70 on an RTX 4090, 0.79 on a 5090 and an H200 NVL (gpu-flops-bench).
+_REACHED_IN_FP32 = 0.75
 _FP8_TO_BF16 = 0.9  # of their shares: 0.88 on an H100, 0.93 on a GH200, 0.98 on a B200 (Bekman)
 # By PyTorch's elementwise kernels: what fms-acceleration's steps on an A100 took longer without
 # fused ones. Copies of large tensors reach more: 0.91 on an RTX 4090 (krrishnarraj/clpeak#106).

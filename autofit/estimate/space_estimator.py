@@ -450,14 +450,20 @@ class SpaceEstimator:
     def _combine(
         self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges
     ) -> _Step:
-        """A step; `recomputed`: the share of its activations that compiled code recomputes."""
+        """A step.
+
+        Args:
+            recomputed: the share of its activations that compiled code recomputes.
+        """
         segments = step_pass.segments
         layout = Layout.of(exchanges.config)
         optimizer = self._optimizer(config, segments)
         on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
 
         # What is there during the whole step.
-        held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
+        held = segments.parameters + segments.others
+        if not on_host:
+            held = held + optimizer.state
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
             of_rank = self._workload.effective_batch_size / layout.dp_degree
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
@@ -474,15 +480,17 @@ class SpaceEstimator:
         added, _ = step_pass.memory(config, added=True)
         first = first - recomputed * saved
         added = added - recomputed * saved
-        window = np.minimum(WINDOW, saved) if config.activation_offload == "cpu" else 0.0
+        window: Floats | float = 0.0
+        if config.activation_offload == "cpu":
+            window = np.minimum(WINDOW, saved)
 
         # Gradients after a backward, and those of earlier micro-batches during one.
         gradients = segments.gradients
         earlier = segments.gradients
         rests = rest_on_host(config)
         if rests:  # those of blocks, which are there two blocks at a time
-            blocks = segments.depth.whole if segments.depth else 0
-            gradients = gradients - segments.streamed_block * blocks
+            if segments.depth:
+                gradients = gradients - segments.streamed_block * segments.depth.whole
             earlier = gradients + 2 * segments.streamed_block
 
         update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
@@ -490,9 +498,13 @@ class SpaceEstimator:
         if config.optimizer_in_backward:
             at_once = held + added + optimizer.largest + window
         # Before the last micro-batch, adapters' gradients are not divided yet.
-        whole = layout.shard * layout.context if config.lora_rank else 1
+        whole = 1
+        if config.lora_rank:
+            whole = layout.shard * layout.context
         accumulating = np.maximum(held + whole * earlier + added + window, update)
-        made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
+        made_with = 0  # bytes that making the model takes
+        if self._hardware.device == "cpu":
+            made_with = self._skeleton(config).made_with
 
         speed = Speed.of(self.rates, self._hardware, config)
         micro = step_pass.seconds(speed, config, exchanges)

@@ -41,7 +41,8 @@ def timelines(
     """The timelines of configs, traced at the same time.
 
     Args:
-        processes: that trace; None: one per core. `parallel_map` says who may ask for more than one.
+        processes: that trace; None: one per core. `parallel_map` says who may ask for more than
+            one.
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()

@@ -166,7 +166,8 @@ def trace_skeleton(
 
         with fake_device(hardware) as fake_mode, recorder:
             _build(setup, recorder, fake_mode)
-            recorder.called = calls.note if hardware.device == "cpu" else None
+            if hardware.device == "cpu":
+                recorder.called = calls.note
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
@@ -392,8 +393,10 @@ def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
 
 def shape_here(parameter: nn.Parameter) -> torch.Size:
     """The shape of this rank's part."""
-    data: Any = parameter.data
-    return data.to_local().shape if isinstance(data, DTensor) else data.shape  # type: ignore[no-any-return]
+    data = parameter.data
+    if isinstance(data, DTensor):
+        data = data.to_local()
+    return data.shape
 
 
 def _layout(tensor: torch.Tensor) -> list[int]:
