@@ -84,9 +84,9 @@ class _Sequence:
             after = following.get(own)
             key = None if after is None else self._moved(after, own, key, added)
 
+        before_copied = self.last_early - self.period
         copied = sum(
-            block is not None and self.last_early - self.period < block <= self.last_early
-            for block, _ in self.keys
+            block is not None and before_copied < block <= self.last_early for block, _ in self.keys
         )
         if len(keys) != len(self.keys) + periods * copied:
             return None
@@ -112,7 +112,9 @@ class _Sequence:
         # Neighbours stay neighbours; the first and the last blocks stay at their ends.
         if own[0] is not None and key[0] is not None and abs(block - own[0]) <= self.last_early:
             return block + key[0] - own[0], number
-        return (block if block <= self.last_early else block + added), number
+        if block > self.last_early:
+            block += added
+        return block, number
 
 
 def deepened(less: Trace, more: Trace, period: int, missing: int, first: int) -> Trace | None:
@@ -127,7 +129,8 @@ def deepened(less: Trace, more: Trace, period: int, missing: int, first: int) ->
     Returns:
         None where the events of blocks do not repeat.
     """
-    shallow, deep = (_items_of(each, period, first) for each in (less, more))
+    shallow = _items_of(less, period, first)
+    deep = _items_of(more, period, first)
     grown = shallow.deeper(1)
     if grown is None or grown.keys != deep.keys:
         return None
@@ -143,7 +146,9 @@ def deepened(less: Trace, more: Trace, period: int, missing: int, first: int) ->
             return None
 
     whole = deep.deeper(missing)
-    return _trace_of(whole, more, growth, missing) if whole else None
+    if whole is None:
+        return None
+    return _trace_of(whole, more, growth, missing)
 
 
 def _items_of(traced: Trace, period: int, first: int) -> _Sequence:
@@ -230,7 +235,8 @@ def _blocks_of(placed: Sequence[tuple[_Item, int | None]], traced: Trace) -> lis
     after = OUTER
     filled: dict[int, int] = {}
     for (_, storage), block in zip(reversed(placed), reversed(found), strict=True):
-        after = after if block is None else block
+        if block is not None:
+            after = block
         if storage is not None:
             filled[storage] = after
     for number, (_, storage) in enumerate(placed):

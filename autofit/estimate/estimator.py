@@ -30,14 +30,16 @@ from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import links_of
 
-# (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
-# of reserved bytes: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 % less to
-# 3.9 % more in uncompiled steps of language models; what kernels and their libraries add is unknown.
+# (low, high) relative to predictions before probes have shown more. On the CPU from
+# benchmarks/estimate_memory; on CUDA of reserved bytes: PyTorch's own allocator, rehearsed without
+# kernels (benchmarks/fake_cuda), reserved 2.7 % less to 3.9 % more in uncompiled steps of language
+# models; what kernels and their libraries add is unknown.
 _UNCERTAINTY = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card does not tell; 300 to 700 MiB are usual
-# Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones (NCCL_BUFFSIZE, LL, LL128)
-# for each of 8 to 24 channels. Not measured.
-COMMUNICATOR_BYTES, _COMMUNICATOR_SPREAD = 200 * MIB, 120 * MIB
+# Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones
+# (NCCL_BUFFSIZE, LL, LL128) for each of 8 to 24 channels. Not measured.
+COMMUNICATOR_BYTES = 200 * MIB
+_COMMUNICATOR_SPREAD = 120 * MIB
 
 
 def predict(
@@ -48,11 +50,18 @@ def predict(
     rates: Rates | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predict memory and time of one Config; without `rates` (how fast the device is) no times. Raises RefusedError for
-    an impossible config, UntraceableError where the model cannot be traced without its values."""
-    return estimate_of(
-        trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration
-    )
+    """Predict memory and time of one Config.
+
+    Args:
+        rates: how fast the device is; None: no times are predicted.
+        calibration: how far off predictions were on this device.
+
+    Raises:
+        RefusedError: the config is impossible.
+        UntraceableError: the model cannot be traced without its values.
+    """
+    traced = trace(workload, config, hardware)
+    return estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
 
 
 def estimate_of(
@@ -67,11 +76,16 @@ def estimate_of(
     calibration = calibration or Calibration()
     if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
+
     peak = peak_of(traced, hardware)
-    reserved, context, workspace, groups = None, 0, 0, Layout.of(traced.config).groups
+    groups = Layout.of(traced.config).groups
+    reserved = None
+    context = 0
+    workspace = 0
     if hardware.device == "cuda":
-        context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
+        context = hardware.context_bytes or _CONTEXT
         context += COMMUNICATOR_BYTES * groups
+        workspace = workspace_bytes(hardware)
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
             traced.reserved[allocator] = reserved_for(
@@ -80,7 +94,9 @@ def estimate_of(
         reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
-    share, uncertainty = recomputed_share(traced.config, workload, hardware), None
+
+    uncertainty = None
+    share = recomputed_share(traced.config, workload, hardware)
     if share is not None and reserved is not None:
         uncertainty = RECOMPUTED_UNCERTAINTY * peak.parts["activations"]
         recomputed = int(share * peak.parts["activations"])
@@ -88,12 +104,13 @@ def estimate_of(
         parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
         peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
 
-    between = {
-        what: nbytes + workspace for what, nbytes in peaks_between_steps(traced, hardware).items()
-    }
+    peaks = peaks_between_steps(traced, hardware)
+    between = {what: nbytes + workspace for what, nbytes in peaks.items()}
     needed = max(reserved or peak.nbytes, *between.values(), 0)
     low, high = _interval(traced, peak, needed, reserved is None, calibration, uncertainty)
-    times = times_of(traced, workload, hardware, rates, calibration.seconds or 1.0) if rates else {}
+    times = {}
+    if rates:
+        times = times_of(traced, workload, hardware, rates, calibration.seconds or 1.0)
     return Estimate(
         config=traced.config,
         allocated_bytes=peak.nbytes,
@@ -120,9 +137,11 @@ def _interval(
     """(low, high) bytes, without the context."""
     least, most = calibration.spread or _UNCERTAINTY["cpu" if on_cpu else "cuda"]
     prediction = needed * calibration.memory
-    low, high = prediction * least, prediction * most
+    low = prediction * least
+    high = prediction * most
     if uncertainty is not None:
-        low, high = low - uncertainty, high + uncertainty
+        low -= uncertainty
+        high += uncertainty
     elif traced.config.compile != "none":
         low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST_COMPILED)
         high *= MOST_COMPILED
@@ -132,10 +151,14 @@ def _interval(
 def times_of(
     traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float = 1.0
 ) -> dict[str, Any]:
-    """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
+    """The fields of an Estimate that are about time.
+
+    Args:
+        factor: how much longer than predicted steps have taken.
+    """
     speed = Speed.of(rates, hardware, traced.config)
-    accumulation = traced.config.gradient_accumulation_steps or 1
     of_update = Speed.of_update(rates, hardware, traced.config)
+    accumulation = traced.config.gradient_accumulation_steps or 1
 
     def waits_of_phase(name: str, speed: Speed, *, overlapping: bool) -> dict[str, float]:
         return traced.of_whole(
@@ -148,27 +171,35 @@ def times_of(
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
-    # Copies overlap with a forward and a backward; an update waits for what is moved or computed for it.
-    each_takes = (
-        max(each["transfer"], each["compute"] + each["memory"]) + each["launch"] for each in phases
-    )
-    computing = accumulation * sum(each_takes)
+
+    # Copies overlap with a forward and a backward; an update waits for what is moved or computed
+    # for it.
+    computing = 0.0
+    for phase in phases:
+        working = phase["compute"] + phase["memory"]
+        computing += max(phase["transfer"], working) + phase["launch"]
+    computing = accumulation * computing
     if hardware.world > 1:
         links = links_of(hardware)
         found = traced.of_whole(lambda each: {"both": step_seconds(each, speed, hardware, links)})
         both = found["both"]
-        copied, computing = copied + max(both - computing, 0.0), both
+        copied += max(both - computing, 0.0)
+        computing = both
     seconds = (computing + sum(update.values())) * factor
-    bottleneck = (
-        "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
-    )
+
+    bottleneck = "memory"
+    if copied > busy:
+        bottleneck = "transfer"
+    elif waits["compute"] > busy / 2:
+        bottleneck = "compute"
+
     samples = workload.effective_batch_size / seconds
-    tokens = (
-        samples * workload.sequence_length
-        if workload.unit == "tokens" and workload.sequence_length
-        else None
-    )
-    # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
+    tokens = None
+    if workload.unit == "tokens" and workload.sequence_length:
+        tokens = samples * workload.sequence_length
+
+    # The usual count: a backward costs twice its forward, once if most weights are frozen; never
+    # more than is computed.
     flops = traced.of_whole(_flops)
     usual = flops["forward"] * (2.0 if traced.config.lora_rank else 3.0)
     needed = min(usual, flops["step"])
@@ -196,14 +227,16 @@ def _flops_by_format(traced: Trace) -> dict[str, int]:
 
 
 def _peak(traced: Trace, rates: Rates) -> float:
-    """Peak operations per second of the formats computed in, each for its share of the arithmetic."""
+    """Peak operations per second of the formats computed in, each for its share of the
+    arithmetic."""
+    peak = rates.peak or rates.matmul
     flops = Counter(traced.of_whole(_flops_by_format))
     if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)
-    seconds = sum(
-        count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items()
-    )
-    return flops.total() / seconds if seconds else rate_of(rates.peak or rates.matmul, "float32")
+    seconds = sum(count / rate_of(peak, name) for name, count in flops.items())
+    if not seconds:
+        return rate_of(peak, "float32")
+    return flops.total() / seconds
 
 
 def _notes_between_steps(between: Mapping[str, int], peak: Peak) -> Iterator[str]:
@@ -216,11 +249,9 @@ def _notes_between_steps(between: Mapping[str, int], peak: Peak) -> Iterator[str
 def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:
     notes = []
     if traced.config.compile != "none":
-        detail = (
-            "in a wide interval"
-            if uncertainty is None
-            else "less what compiled transformers compute again"
-        )
+        detail = "less what compiled transformers compute again"
+        if uncertainty is None:
+            detail = "in a wide interval"
         notes.append(
             f"compiled code cannot be traced: the memory is that of the eager operations, {detail}."
         )

@@ -62,6 +62,7 @@ class SpacePredictor:
         are_forked = workers is not None and workers.are_forked
         rates = forked(lambda: rates_for(hardware))() if are_forked else rates_for(hardware)
         self._rates = rates or UNKNOWN
+
         self._estimator = functools.cache(
             lambda: SpaceEstimator(
                 workload,
@@ -117,13 +118,17 @@ def _known(path: Path, configs: int) -> list[list[float]] | None:
         figures = np.array(read_cache(path, Any), float)
     except (TypeError, ValueError):
         return None
-    return figures.tolist() if figures.shape == (3, configs) else None
+    if figures.shape != (3, configs):
+        return None
+    known: list[list[float]] = figures.tolist()
+    return known
 
 
 def _within_host(figures: Sequence[list[float]], most: float) -> Figures:
     nbytes, seconds, on_host = figures
     sizes = zip(nbytes, on_host, strict=True)
-    return [HOST_TOO_SMALL if held > most else size for size, held in sizes], seconds
+    limited = [HOST_TOO_SMALL if held > most else size for size, held in sizes]
+    return limited, seconds
 
 
 def cache_key_of(

@@ -1,8 +1,8 @@
 """Values beside fakes: of a batch, of buffers, and of whatever is computed from such tensors alone.
 
-Code reads numbers and shapes from them: which patches are an image's, which images are padding, which labels count.
-Small ones are computed at once, as code may change them in place; others, such as a causal mask or normalised pixels,
-when something reads them, which hardly anything does.
+Code reads numbers and shapes from them: which patches are an image's, which images are padding,
+which labels count. Small ones are computed at once, as code may change them in place; others, such
+as a causal mask or normalised pixels, when something reads them, which hardly anything does.
 """
 
 import functools
@@ -18,13 +18,18 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.estimate.operator_costs import tensors_in
 
-_SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
-# layers are dropped by small numbers: none is, which takes the most memory
+# Elements that are computed at once.
+_SMALL = 2**20  # of whole numbers
+_FEW = 16  # of floats
+
+# Layers are dropped by small numbers: none is, which takes the most memory.
 _LARGEST_DRAW = 1 - 2**-24
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
+
 # That all numbers are finite, or any is none: nothing is wrong.
 _CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
 CHOICES = ("aten::topk", "aten::argmax", "aten::max")
+
 on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 _Read = Callable[[], torch.Tensor | None]
@@ -44,10 +49,18 @@ class _Memory:
 
 
 class _Value:
-    """A value, computed when it is first read; `assumed` where it follows from what was taken for granted."""
+    """A value, computed when it is first read.
+
+    Attributes:
+        memory: what it shares with other tensors.
+        assumed: it follows from what was taken for granted.
+        real: the value, once it was read.
+    """
 
     def __init__(self, compute: _Read, memory: _Memory, *, assumed: bool = False) -> None:
-        self._compute, self.memory, self.assumed = compute, memory, assumed
+        self._compute = compute
+        self.memory = memory
+        self.assumed = assumed
         self.real: torch.Tensor | None = None
         self._version = 0  # of the real one, when it was computed
 
@@ -56,21 +69,25 @@ class _Value:
         if self.memory.lost:
             return None
         if self.real is None and (real := self._compute()) is not None:
-            self.real, self._version = real, real._version
-            self._compute = _nothing  # which holds what it was computed from
+            self.real = real
+            self._version = real._version
+            self._compute = _nothing  # what it was computed from is held no longer
         return self.real
 
     def as_of_now(self) -> _Read:
         """Reads the value of this moment; None once that was overwritten."""
-        now = None if self.real is None else self.real._version
+        now = None
+        if self.real is not None:
+            now = self.real._version
 
         def read() -> torch.Tensor | None:
             real = self.read()
-            return (
-                real
-                if real is not None and real._version == (self._version if now is None else now)
-                else None
-            )
+            if real is None:
+                return None
+            expected = self._version if now is None else now
+            if real._version != expected:
+                return None
+            return real
 
         return read
 
@@ -88,59 +105,76 @@ def know(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor's values, where they are known."""
     value = _value(tensor)
-    return value.read() if value else None
+    if value is None:
+        return None
+    return value.read()
 
 
 def is_assumed(value: Any) -> bool:
-    """Whether the values of a tensor, or of one among arguments, follow from what was taken for granted."""
-    return any(known.assumed for each in tensors_in(value) if (known := _value(each)))
+    """Whether the values of a tensor, or of one among arguments, follow from what was taken for
+    granted."""
+    values = map(_value, tensors_in(value))
+    return any(known.assumed for known in values if known)
 
 
 def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What an operator makes of known values; None where one of them is not."""
-    return _call(
-        func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)]
-    )()
+    reads = [functools.partial(value_of, tensor) for tensor in tensors_in(args, kwargs)]
+    return _call(func, args, kwargs, reads)()
 
 
 def follow(
     func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any
 ) -> None:
-    """Give an operator's results their values, where those of the given tensors, its inputs, are known."""
+    """Give an operator's results their values, where those of the given tensors, its inputs, are
+    known."""
     name, is_mutable, draws, is_empty = _facts(func)
     unknown = (is_empty and result.is_floating_point()) or any(
         _value(each) is None for each in given
     )
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
-    inputs, results = [_value(each) for each in given], tensors_in(result)
-    written = list(_written(func, args, kwargs)) if is_mutable else []
+
+    inputs = [_value(each) for each in given]
     values = [value for value in inputs if value]
-    # hardly any of these are read, and they are many
-    assumed = any(each.assumed for each in values)
+    results = tensors_in(result)
+    written = []
+    if is_mutable:
+        written = list(_written(func, args, kwargs))
+
+    # What follows from assumed values is many tensors, of which hardly any is read.
+    assumed = any(value.assumed for value in values)
     at_once = bool(written) or (not assumed and all(map(_is_small, results)))
     unknown = unknown or (draws and not at_once)
     if written and not unknown and sum(each.numel() for each in given) <= _SMALL:
         for value in filter(None, written):
             value.read()
-    if unknown or any(each and each.real is None for each in written):
+
+    if unknown or any(value and value.real is None for value in written):
         for value in filter(None, written):
             value.memory.lost = True
         if name in _CHECKS and results[0].numel() == 1:
             with on_real_tensors():
                 know(results[0], torch.full(results[0].shape, _CHECKS[name]))
         return
-    shared = values[0].memory if values and (written or func.is_view) else None
-    plain = _drawn(func) if draws else _zeroed(func) if is_empty else func
-    call = _call(plain, args, kwargs, [each.as_of_now() for each in values])
-    # once for all results, which are many where rows are taken apart
+
+    shared = None
+    if values and (written or func.is_view):
+        shared = values[0].memory
+    plain = func
+    if draws:
+        plain = _drawn(func)
+    elif is_empty:
+        plain = _zeroed(func)
+    call = _call(plain, args, kwargs, [value.as_of_now() for value in values])
+
+    # Once for all results, which are many where rows are taken apart.
     parts = functools.cache(functools.partial(_parts, call))
     if at_once:
         parts()
     for position, fake in enumerate(results):
-        value = _Value(
-            functools.partial(_part, parts, position), shared or _Memory(), assumed=assumed
-        )
+        compute = functools.partial(_part, parts, position)
+        value = _Value(compute, shared or _Memory(), assumed=assumed)
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
             value.read()
@@ -148,20 +182,21 @@ def follow(
 
 @functools.cache
 def _facts(func: Any) -> tuple[str, bool, bool, bool]:
-    """An operator's name, whether it writes into its arguments, draws random numbers, or leaves its result empty."""
-    name, draws = func._schema.name, torch.Tag.nondeterministic_seeded in func.tags
+    """An operator's name, whether it writes into its arguments, draws random numbers, or leaves its
+    result empty."""
+    name = func._schema.name
+    draws = torch.Tag.nondeterministic_seeded in func.tags
     return name, func._schema.is_mutable, draws, "empty" in name
 
 
 def spread_evenly(
     func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int
 ) -> None:
-    """Let what unknown scores choose, as the experts of a token, be all choices equally often: an operator of CHOICES.
-    `samples`: whose rows choose alike, so that counts grow with them."""
+    """Let what unknown scores choose, as the experts of a token, be all choices equally often: an
+    operator of CHOICES. `samples`: whose rows choose alike, so that counts grow with them."""
     chosen = tensors_in(result)[-1]
-    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(
-        kwargs
-    )
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim", -1)
     if (
         dim is None
@@ -171,19 +206,26 @@ def spread_evenly(
         or _value(chosen)
     ):
         return
-    keeps = given["self"].dim() == chosen.dim()
-    shape = (chosen if keeps else chosen.unsqueeze(dim)).movedim(dim, -1).shape
+
+    scores = given["self"]
+    keeps = scores.dim() == chosen.dim()
+    with_dim = chosen if keeps else chosen.unsqueeze(dim)
+    shape = with_dim.movedim(dim, -1).shape
     with on_real_tensors():
         rows = torch.arange(shape[:-1].numel())
-        rows = rows.div(samples if not len(rows) % samples else 1, rounding_mode="floor")
-        numbers = (rows[:, None] * shape[-1] + torch.arange(shape[-1])) % given["self"].shape[dim]
+        alike = samples if not len(rows) % samples else 1
+        rows = rows.div(alike, rounding_mode="floor")
+        numbers = (rows[:, None] * shape[-1] + torch.arange(shape[-1])) % scores.shape[dim]
+
         real = numbers.reshape(shape).movedim(-1, dim)
-        know(chosen, real.contiguous() if keeps else real.squeeze(dim)).known_value.assumed = True  # type: ignore[attr-defined]
+        known = know(chosen, real.contiguous() if keeps else real.squeeze(dim))
+        known.known_value.assumed = True  # type: ignore[attr-defined]
 
 
 def _value(tensor: torch.Tensor) -> _Value | None:
     if not isinstance(tensor, FakeTensor):
         return None if tensor.is_meta else _of_real(tensor)
+
     value: _Value | None = getattr(tensor, "known_value", None)
     return value if value and not value.memory.lost else None
 
@@ -195,34 +237,36 @@ def _of_real(tensor: torch.Tensor) -> _Value:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= (_FEW if tensor.is_floating_point() else _SMALL)
+    most = _FEW if tensor.is_floating_point() else _SMALL
+    return tensor.numel() <= most
 
 
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[_Value | None]:
     """The values of the tensors that an operator writes into."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from map(
-                _value,
-                tensors_in(args[position] if position < len(args) else kwargs.get(argument.name)),
-            )
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from map(_value, tensors_in(given))
 
 
 def _call(
     func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]
 ) -> Callable[[], Any]:
-    """Calls an operator with what is read for its tensors, and holds none of these; None where a value is lost."""
+    """Calls an operator with what is read for its tensors, and holds none of these; None where a
+    value is lost."""
     numbers = itertools.count()
-    given = args, dict(kwargs)
-    places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), given) if reads else given
+    places = args, dict(kwargs)
+    if reads:
+        places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), places)
 
     def call() -> Any:
         reals = [read() for read in reads]
         if any(real is None for real in reals):
             return None
-        args, kwargs = (
-            tree_map_only(_Place, lambda place: reals[place.number], places) if reals else places
-        )
+
+        args, kwargs = places
+        if reals:
+            args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places)
         with on_real_tensors(), torch.no_grad():
             return func(*args, **kwargs)
 
@@ -232,7 +276,9 @@ def _call(
 def _parts(call: Callable[[], Any]) -> list[Any] | None:
     """What a call makes, as a list; None where it makes nothing."""
     made = call()
-    return None if made is None else list(tree_iter(made))
+    if made is None:
+        return None
+    return list(tree_iter(made))
 
 
 def _part(parts: Callable[[], list[Any] | None], position: int) -> torch.Tensor | None:
@@ -252,7 +298,8 @@ def _drawn(func: Any) -> Callable[..., Any]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             drawn = func(*args, **kwargs)
-        one = func._schema.name in _UNIFORM and drawn.numel() == 1
-        return drawn.fill_(_LARGEST_DRAW) if one else drawn
+        if func._schema.name in _UNIFORM and drawn.numel() == 1:
+            drawn.fill_(_LARGEST_DRAW)
+        return drawn
 
     return draw

@@ -1,7 +1,9 @@
-"""Stand-ins for kernels of libraries, which are one operator to a dispatch mode whatever they allocate inside.
+"""Stand-ins for kernels of libraries, which are one operator to a dispatch mode whatever they
+allocate inside.
 
-The recorder runs these instead, made of operators that it sees: temporaries are counted where the device's allocator
-gives them, and matrix products are booked as such. Kernels that only write their results need none.
+The recorder runs these instead, made of operators that it sees: temporaries are counted where the
+device's allocator gives them, and matrix products are booked as such. Kernels that only write their
+results need none.
 """
 
 import functools
@@ -21,15 +23,20 @@ _STEPS = 64  # of a sequence, tried at most
 
 def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
     """The stand-ins on a device, by the name of the operator; called with its arguments."""
-    return _KERNELS if hardware.device == "cuda" else _KERNELS | _CPU_KERNELS
+    if hardware.device == "cuda":
+        return _KERNELS
+    return _KERNELS | _CPU_KERNELS
 
 
 def notes_of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
-    """What is taken for granted of recurrent layers on a device, for which cuDNN has no stand-in."""
-    if hardware.device == "cuda" and any(
-        isinstance(module, nn.RNNBase) for module in model.modules()
-    ):
-        yield "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows."
+    """What is taken for granted of recurrent layers on a device, for which cuDNN has no
+    stand-in."""
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    if hardware.device == "cuda" and is_recurrent:
+        yield (
+            "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what "
+            "only cuDNN knows."
+        )
 
 
 def _gemm_4bit(
@@ -45,8 +52,8 @@ def _gemm_4bit(
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The weight dequantised, then a plain product."""
-    # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends on card and shape:
-    # the larger need is assumed, and a single row is no training.
+    # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends
+    # on card and shape: the larger need is assumed, and a single row is no training.
     operators = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
         absmax = operators.dequantize_blockwise(
@@ -66,16 +73,17 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any format."""
-    dims = one.dim(), other.dim()
-    groups = (
-        offs.shape
-        if offs is not None and dims == (2, 2)
-        else one.shape[:1]
-        if dims == (3, 3)
-        else ()
-    )
-    rows, columns = one.shape[-2], other.shape[-1]
+    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any
+    format."""
+    dims = (one.dim(), other.dim())
+    groups: tuple[int, ...] = ()
+    if offs is not None and dims == (2, 2):
+        groups = offs.shape
+    elif dims == (3, 3):
+        groups = one.shape[:1]
+
+    rows = one.shape[-2]
+    columns = other.shape[-1]
     elements = _GROUPED_ROW // one.itemsize
     row = -(-columns // elements) * elements
     strides = (rows * row, row, 1)[-2 - len(groups) :]
@@ -113,23 +121,31 @@ def _int8_mixed_scaled_mm(
 
 
 def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the library alone."""
-    weights, (hidden, cell), size, (first, training) = rest[:4], rest[4:6], rest[9], rest[13:15]
+    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the
+    library alone."""
+    weights = rest[:4]
+    hidden, cell = rest[4:6]
+    size = rest[9]
+    first, training = rest[13:15]
     outputs = (
         inputs.new_empty(*inputs.shape[:-1], size),
         torch.empty_like(hidden),
         torch.empty_like(cell),
     )
-    like = tuple((tuple(each.shape), each.dtype) for each in (inputs, *weights, hidden, cell))
-    # to be hashed
-    options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])
-    nbytes = _rnn_workspace(like, options, 1 if first else 0) if training else 0
+    nbytes = 0
+    if training:
+        given = (inputs, *weights, hidden, cell)
+        like = tuple((tuple(tensor.shape), tensor.dtype) for tensor in given)
+        # Lists cannot be hashed.
+        options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])
+        nbytes = _rnn_workspace(like, options, 1 if first else 0)
     return *outputs, inputs.new_empty(nbytes, dtype=torch.uint8)
 
 
 @functools.lru_cache(maxsize=1024)
 def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -> int:
-    """Bytes of the workspace, asked of the library: it grows by as much for each step of the sequence."""
+    """Bytes of the workspace, asked of the library: it grows by as much for each step of the
+    sequence."""
 
     def nbytes(steps: int) -> int:
         (shape, dtype), *others = like
@@ -142,15 +158,21 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
     with _disable_current_modes(), torch.enable_grad():  # without gradients there is none
         if steps <= _STEPS:
             return nbytes(steps)
-        half, whole = nbytes(_STEPS // 2), nbytes(_STEPS)
+        half = nbytes(_STEPS // 2)
+        whole = nbytes(_STEPS)
     return int(whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2))
 
 
 def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0) -> torch.Tensor:
-    """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result keeps. `reduction`
-    is the place of that argument after the target."""
+    """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result
+    keeps.
+
+    Args:
+        reduction: the place of that argument after the target.
+    """
     losses = torch.empty_like(inputs)
-    return losses.as_strided((), ()) if len(rest) <= reduction or rest[reduction] else losses
+    is_reduced = len(rest) <= reduction or rest[reduction]
+    return losses.as_strided((), ()) if is_reduced else losses
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {

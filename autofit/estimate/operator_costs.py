@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-MATMUL, ATTENTION = "matmul", "attention"
+MATMUL = "matmul"
+ATTENTION = "attention"
 _KINDS = {
     **dict.fromkeys(
         ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm", "linear"), MATMUL
@@ -16,9 +17,10 @@ _KINDS = {
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
-# their first argument is added to the product, and may be wider
+# Their first argument is added to the product, and may be wider.
 _ADDED_TO = ("::addmm", "::baddbmm")
-_FUSED_ATTENTION, _RNN = "scaled_dot_product", "mkldnn_rnn_layer"
+_FUSED_ATTENTION = "scaled_dot_product"
+_RNN = "mkldnn_rnn_layer"
 _FREE = (
     "detach",
     "empty",
@@ -32,7 +34,15 @@ _FREE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations of one operator, and the bytes of each tensor that it reads or writes."""
+    """What one call of an operator costs.
+
+    Attributes:
+        kind: matmul, attention, convolution or memory; also host or transfer in a recorder.
+        dtype: the number format, as in torch.
+        flops: floating-point operations.
+        sizes: the bytes of each tensor that it reads or writes.
+        name: of the operator, with its namespace.
+    """
 
     kind: str
     dtype: str
@@ -77,7 +87,7 @@ def _kind(func: Any) -> str | None:
         return None
     if name in _KINDS:
         return _KINDS[name]
-    if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
+    if _FUSED_ATTENTION in name or "flash_attention" in name or "efficient_attention" in name:
         return ATTENTION
     return "memory"
 
@@ -92,6 +102,7 @@ def cost_of(
     tensors = given + tensors_in(result)
     if not tensors:
         return None
+
     sizes = tuple(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = func._schema.name
     factor = tensors[1] if name.endswith(_ADDED_TO) else tensors[0]
@@ -106,38 +117,53 @@ def cost_of(
 
 @cache
 def _causal_at(func: Any) -> int:
-    return next(
-        (at for at, each in enumerate(func._schema.arguments) if each.name == "is_causal"), -1
-    )
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.name == "is_causal":
+            return at
+    return -1
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
     at = _causal_at(func)
-    return bool(args[at] if 0 <= at < len(args) else kwargs.get("is_causal"))
+    if 0 <= at < len(args):
+        return bool(args[at])
+    return bool(kwargs.get("is_causal"))
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     name = func._schema.name
-    # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+    # PyTorch 2.11 counts nothing where keys have fewer heads than queries.
     if _FUSED_ATTENTION in name:
-        # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores again, then the
-        # gradients of probabilities, values, queries and keys), of which 1 and 2 run over the size of a value.
-        backward = name.endswith("backward")
-        query, key, value = args[1:4] if backward else args[:3]
-        sizes = (3 if backward else 1) * query.shape[-1] + (2 if backward else 1) * value.shape[-1]
+        # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores
+        # again, then the gradients of probabilities, values, queries and keys), of which 1 and 2
+        # run over the size of a value.
+        if name.endswith("backward"):
+            query, key, value = args[1:4]
+            sizes = 3 * query.shape[-1] + 2 * value.shape[-1]
+        else:
+            query, key, value = args[:3]
+            sizes = query.shape[-1] + value.shape[-1]
         products = 2 * query.shape[:-1].numel() * key.shape[-2] * sizes
+
         # Cards' kernels skip what a causal mask hides; the CPU's are measured, whatever they skip.
-        return int(
-            products // 2 if "cpu" not in name and _is_causal(func, args, kwargs) else products
-        )
-    # each step multiplies by both weights, and its backward by their transposes, and twice
+        if "cpu" not in name and _is_causal(func, args, kwargs):
+            products //= 2
+        return int(products)
+
+    # Each step multiplies by both weights, and its backward by their transposes, and twice.
     if _RNN in name:
         products = 2 * args[0].shape[:-1].numel() * (args[1].numel() + args[2].numel())
-        return int(2 * products if name.endswith("backward") else products)
-    # each row with one expert's weights, or their gradients from each row once
+        if name.endswith("backward"):
+            products *= 2
+        return int(products)
+
+    # Each row with one expert's weights, or their gradients from each row once.
     if name.endswith("::_grouped_mm"):
         return int(2 * args[0].numel() * args[1].shape[-1])
+
     count = _FLOPS.get(func._overloadpacket)
-    # the wider format of a product
+    if count is None:
+        return 0
+    # A format among the arguments is the wider one of a product.
     args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
-    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+    return int(count(*args, **kwargs, out_val=result))

@@ -1,8 +1,9 @@
 """How long operators take on this machine's CPU, relative to the roofline.
 
-A processor's rates say little about exponentials, random numbers, table look-ups or products of small matrices. So the
-operators of a trace are called on real tensors, with a large and a small micro-batch and rank if their shapes have one.
-A line through both gives the time of a call whatever its size, and the factor of the roofline's seconds.
+A processor's rates say little about exponentials, random numbers, table look-ups or products of
+small matrices. So the operators of a trace are called on real tensors, with a large and a small
+micro-batch and rank if their shapes have one. A line through both gives the time of a call whatever
+its size, and the factor of the roofline's seconds.
 """
 
 import time
@@ -21,22 +22,31 @@ from autofit.estimate.rates import SIZE, Rates
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
-# bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+# Bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer.
 _LARGEST = 32 * MIB
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
-# The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
+# The first reads a workspace that made-up values are none of, and crashes; the second would compute
+# empty groups.
 _UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
-_WARM, _REPEATS = 1, 3  # calls of one operator in a pass
+# Calls of one operator in a pass, of which the first ones are not timed.
+_WARM = 1
+_REPEATS = 3
 _LONG = 5e-3  # seconds of all calls of one operator in a pass, after which it is not repeated
-_PASSES = 4  # over all calls at most; two where the machine is as fast as it was when its rates were measured
-_DISTURBED = (
-    1.5  # times as long as its rates say, a product takes where other work shares the processor
-)
-# For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 % of all bytes.
+# Over all calls at most; two where the machine is as fast as it was when its rates were measured.
+_PASSES = 4
+# A product takes so many times as long as its rates say where other work shares the processor.
+_DISTURBED = 1.5
+# For the first two passes. Of tiny-llama's space 1, 2 and 3 seconds time what moves 83, 87 and 88 %
+# of all bytes.
 MEASURING_SECONDS = 1.5
-_LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
-_LEAST, _MOST = 0.05, 200.0  # factors beyond are disturbances
+# Micro-batch, rank, and tokens of a chunk of the loss.
+_LARGE = (8, 64, 256)
+_SMALL = (1, 8, 32)
+
+# Factors beyond are disturbances.
+_LEAST = 0.05
+_MOST = 200.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,8 @@ class _Size:
             (symbols.rows, self.rows),
         )
         for prime, size in scales:
-            traced = traced // prime * size if traced % prime == 0 else traced
+            if traced % prime == 0:
+                traced = traced // prime * size
         return traced
 
 
@@ -69,18 +80,19 @@ class _Like:
     dtype: torch.dtype
 
     def of(self, size: _Size) -> Self:
-        return type(self)(
-            torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype
-        )
+        shape = torch.Size(map(size.of, self.shape))
+        stride = tuple(map(size.of, self.stride))
+        return type(self)(shape, stride, self.dtype)
 
     def tensor(self) -> torch.Tensor:
         """A tensor of small positive numbers, or of zeros, which are valid indices and classes."""
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         flat = torch.empty(last + 1 if self.shape.numel() else 0, dtype=self.dtype)
-        wide = self.dtype.is_floating_point and self.dtype.itemsize > 1
-        return (flat.uniform_(0.1, 1.0) if wide else flat.zero_()).as_strided(
-            self.shape, self.stride
-        )
+        if self.dtype.is_floating_point and self.dtype.itemsize > 1:
+            flat.uniform_(0.1, 1.0)
+        else:
+            flat.zero_()
+        return flat.as_strided(self.shape, self.stride)
 
 
 @dataclass(frozen=True)
@@ -95,9 +107,9 @@ class _Call:
 
     def of(self, size: _Size) -> Self:
         args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
-        cost = replace(
-            self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes))
-        )
+        flops = size.of(self.cost.flops)
+        sizes = tuple(map(size.of, self.cost.sizes))
+        cost = replace(self.cost, flops=flops, sizes=sizes)
         return replace(self, args=args, kwargs=kwargs, cost=cost)
 
 
@@ -107,7 +119,8 @@ def _call(operator: str, *rest: Any) -> _Call:
 
 
 class Calls:
-    """The distinct calls of a trace, by operator, number format and sizes, and the bytes that each moves in total.
+    """The distinct calls of a trace, by operator, number format and sizes, and the bytes that each
+    moves in total.
 
     Args:
         symbols: the primes that stand for other sizes; None: sizes are real.
@@ -127,32 +140,31 @@ class Calls:
         harmless = cost.name.partition("::")[0] in _HARMLESS and cost.name not in _UNSAFE
         if key not in self._calls and cost.nbytes <= _LARGEST and harmless:
             given = args, dict(kwargs)
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda t: _Like(t.shape, t.stride(), t.dtype), given
-            )
+            args, kwargs = tree_map_only(torch.Tensor, _like, given)
             self._calls[key] = _Call(func, args, dict(kwargs), cost)
 
     def add(self, others: Self) -> None:
         """The calls of another trace."""
         for key, nbytes in others._bytes.items():
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
-        self._calls.update(
-            {key: call for key, call in others._calls.items() if key not in self._calls}
-        )
+        for key, call in others._calls.items():
+            self._calls.setdefault(key, call)
 
     def measured(
         self, rates: Rates, seconds: float = MEASURING_SECONDS
     ) -> dict[str, tuple[float, float]]:
-        """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in neither. The largest
-        call of an operator in one number format stands for its calls that are not measured: too large, or too
-        unimportant for the time there is; without any, its largest in another format does. So each operator's largest
-        is timed first. All are timed in passes, of which the shortest times count: other work disturbs for a while.
+        """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in
+        neither. The largest call of an operator in one number format stands for its calls that are
+        not measured: too large, or too unimportant for the time there is; without any, its largest
+        in another format does. So each operator's largest is timed first. All are timed in passes,
+        of which the shortest times count: other work disturbs for a while.
         """
         timed: dict[str, list[float | None]] = {}
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             calm = False
             for number in range(_PASSES):
-                paces, start = [_pace(rates)], time.perf_counter()
+                pace_before = _pace(rates)
+                start = time.perf_counter()
                 for key in list(timed) or self._by_importance():
                     took = [_seconds(call) if call else None for call in self._sizes_of(key, rates)]
                     before = timed.get(key, took)
@@ -161,57 +173,70 @@ class Calls:
                     ]
                     if not number and time.perf_counter() - start > seconds / 2:
                         break
-                calm = calm or max(*paces, _pace(rates)) < _DISTURBED
+
+                calm = calm or max(pace_before, _pace(rates)) < _DISTURBED
                 if number and calm:
                     break
+
         lines: dict[str, tuple[float, float]] = {}
         for key, took in timed.items():
-            if line := self._line(key, rates, *took):
-                lines[key] = line
-                cost = self._calls[key].cost
-                lines.setdefault(cost.operator, line)
-                lines.setdefault(cost.name, line)
+            line = self._line(key, rates, *took)
+            if line is None:
+                continue
+            lines[key] = line
+            cost = self._calls[key].cost
+            lines.setdefault(cost.operator, line)
+            lines.setdefault(cost.name, line)
         return lines
 
     def _by_importance(self) -> list[str]:
-        """The calls by the bytes that each moves, but the largest of every operator before all others. By what is timed
-        in 1.5 seconds, predicted steps of bert's space deviate by 3 % then, and by 8 % in the order of bytes alone."""
+        """The calls by the bytes that each moves, but the largest of every operator before all
+        others. By what is timed in 1.5 seconds, predicted steps of bert's space deviate by 3 %
+        then, and by 8 % in the order of bytes alone."""
+        largest_first = sorted(self._calls, key=lambda key: -self._bytes[key])
         firsts: dict[str, str] = {}
-        for key in (largest_first := sorted(self._calls, key=lambda key: -self._bytes[key])):
+        for key in largest_first:
             firsts.setdefault(self._calls[key].cost.operator, key)
         return list(dict.fromkeys([*firsts.values(), *largest_first]))
 
     def _sizes_of(self, key: str, rates: Rates) -> tuple[_Call | None, _Call | None]:
-        """A call in a large size and in a small one, if its shapes have one; None: not to be timed."""
-        large, small = self._calls[key], None
+        """A call in a large size and in a small one, if its shapes have one; None: not to be
+        timed."""
+        large = self._calls[key]
+        small = None
         if self._symbols:
-            large, small = (
-                self._calls[key].of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL)
-            )
+            traced = large
+            large = traced.of(_Size(self._symbols, *_LARGE))
+            small = traced.of(_Size(self._symbols, *_SMALL))
+            if small.cost.sizes == large.cost.sizes:
+                small = None
         if working_seconds(large.cost, _roofline(rates)) < _LEAST_SECONDS:
             return None, None
-        return large, small if small and small.cost.sizes != large.cost.sizes else None
+        return large, small
 
     def _line(
         self, key: str, rates: Rates, took: float | None, less: float | None
     ) -> tuple[float, float] | None:
+        """(seconds whatever the size, factor of the roofline's seconds) of a call that took so
+        many seconds in its large and its small size; None where it was not timed."""
         large, small = self._sizes_of(key, rates)
         if not took or not large:
             return None
-        expected, took = (
-            working_seconds(large.cost, _roofline(rates)),
-            max(took - rates.launch_seconds, 0.0),
-        )
+
+        expected = working_seconds(large.cost, _roofline(rates))
+        took = max(took - rates.launch_seconds, 0.0)
         if less and small:
-            less, expected_less = (
-                max(less - rates.launch_seconds, 0.0),
-                working_seconds(small.cost, _roofline(rates)),
-            )
+            expected_less = working_seconds(small.cost, _roofline(rates))
+            less = max(less - rates.launch_seconds, 0.0)
             factor = (took - less) / max(expected - expected_less, 1e-12)
             fixed = less - factor * expected_less
             if fixed > 0.0 and factor > _LEAST:
                 return fixed, min(factor, _MOST)
         return 0.0, min(max(took / expected, _LEAST), _MOST)
+
+
+def _like(tensor: torch.Tensor) -> _Like:
+    return _Like(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _roofline(rates: Rates) -> Speed:
@@ -236,6 +261,7 @@ def _seconds(call: _Call) -> float | None:
             call.func(*args, **kwargs)
         except Exception:  # whatever a kernel raises, of this library or another
             return None
+
         times.append(time.perf_counter() - start)
         if len(times) > _WARM and sum(times) > _LONG:
             break

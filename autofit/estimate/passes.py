@@ -1,4 +1,5 @@
-"""A forward and backward of the whole model, put together from segments: memory and seconds at each pair of a grid."""
+"""A forward and backward of the whole model, put together from segments: memory and seconds at each
+pair of a grid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,20 @@ from autofit.setup.streamed_blocks import updated_on
 
 # By the id of a segment, the seconds that the device works and that the host launches.
 Computing = Mapping[int, tuple[Floats, Floats]]
-# The same by all that they depend on: the id of a segment, tf32, compiling, and how often a dispatch mode is passed.
+# The same by all that they depend on: the id of a segment, tf32, compiling, and how often a
+# dispatch mode is passed.
 Computed = dict[tuple[int, bool, bool, int], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward and backward, and what was computed of it already; `computed` also of others that share segments."""
+    """A forward and backward.
+
+    Attributes:
+        segments: of its trace.
+        schedule: the segments in their order, those of blocks as often as the model has blocks.
+        computed: seconds that are known already, also of other passes that share segments.
+    """
 
     segments: Segments
     schedule: Schedule
@@ -36,17 +44,21 @@ class Pass:
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
-        """(the peak, what is alive at the end), without parameters and state; `added`: gradients are added to those of
-        earlier micro-batches, or applied, as soon as they are there."""
-        mode, resting = (added, config.activation_offload == "cpu"), rest_on_host(config)
-        # by its weights or gradients
+        """(the peak, what is alive at the end) in bytes, without parameters and state.
+
+        Args:
+            added: gradients are added to those of earlier micro-batches, or applied, as soon as
+                they are there.
+        """
+        mode = (added, config.activation_offload == "cpu")
+        resting = rest_on_host(config)
+        # Of each block either its weights or its gradients do.
         leaves = config.parameter_offload == "cpu" and updated_on(config) is not None
+
         key = *mode, resting, leaves
         if key not in self._memory:
-            before, leaving = (
-                np.zeros_like(self.segments.parameters),
-                leaves * self.segments.streamed_block,
-            )
+            before = np.zeros_like(self.segments.parameters)
+            leaving = leaves * self.segments.streamed_block
             self._memory[key] = run_schedule(
                 self.schedule, mode, before, resting=resting, leaving=leaving
             )
@@ -54,8 +66,10 @@ class Pass:
 
     @cached_property
     def saved(self) -> tuple[Floats, Floats]:
-        """(bytes that go to the host if saved tensors are offloaded, those of them that need not come back)."""
-        total = newest = np.zeros_like(self.segments.parameters)
+        """(bytes that go to the host if saved tensors are offloaded, those of them that need not
+        come back)."""
+        total = np.zeros_like(self.segments.parameters)
+        newest = total
         for run, repeats in self.schedule:
             for segment in run:
                 total = total + repeats * segment.saved
@@ -71,9 +85,14 @@ class Pass:
         last: bool = False,
         adding: bool = False,
     ) -> Floats:
-        """The seconds of a micro-batch, beside which bytes are copied to and from the host; `last`: of the last one of
-        a step; `adding`: gradients that rest on the host come to be added to."""
-        several, adding = exchanges.hardware.world > 1, adding and rest_on_host(config)
+        """The seconds of a micro-batch, beside which bytes are copied to and from the host.
+
+        Args:
+            last: it is the last one of a step.
+            adding: gradients that rest on the host come to be added to.
+        """
+        several = exchanges.hardware.world > 1
+        adding = adding and rest_on_host(config)
         offloaded = (
             config.activation_offload,
             config.parameter_offload,
@@ -87,25 +106,32 @@ class Pass:
             adding,
             several and (Layout.of(exchanges.config), last),
         )
-        if key not in self._seconds:
-            computing, copied = self._computing(speed, config), self._copied(config, adding)
-            if several:
-                moving = sum(copied.values()) / speed.rates.link
-                self._seconds[key] = np.maximum(
-                    self._of_several(computing, speed, exchanges, last), moving
-                )
-            else:
-                self._seconds[key] = self._alone(
-                    computing, speed, copied, self._copies(config, adding)
-                )
-        return self._seconds[key]
+        if key in self._seconds:
+            return self._seconds[key]
+
+        computing = self._computing(speed, config)
+        copied = self._copied(config, adding)
+        if several:
+            moving = sum(copied.values()) / speed.rates.link
+            seconds = np.maximum(self._of_several(computing, speed, exchanges, last), moving)
+        else:
+            seconds = self._alone(computing, speed, copied, self._copies(config, adding))
+        self._seconds[key] = seconds
+        return seconds
 
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
-        moved, resident = self.saved if config.activation_offload == "cpu" else (none, none)
-        streamed = self.segments.streamed if config.parameter_offload == "cpu" else none
-        gradients = self.segments.gradients if config.optimizer_offload == "cpu" else none
+        moved = none
+        resident = none
+        if config.activation_offload == "cpu":
+            moved, resident = self.saved
+        streamed = none
+        if config.parameter_offload == "cpu":
+            streamed = self.segments.streamed
+        gradients = none
+        if config.optimizer_offload == "cpu":
+            gradients = self.segments.gradients
         gradients = gradients + adding * streamed
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied),
@@ -116,14 +142,18 @@ class Pass:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
         if config.activation_offload == "cpu":
-            moved = sum(
-                (repeats * each.moved for run, repeats in self.schedule for each in run), moved
-            )
+            for run, repeats in self.schedule:
+                for segment in run:
+                    moved = moved + repeats * segment.moved
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
-        streamed = self.segments.streamed_weights if config.parameter_offload == "cpu" else 0
-        gradients = sum(self.segments.shapes.values()) if config.optimizer_offload == "cpu" else 0
-        gradients += adding * streamed
+
+        streamed = 0
+        if config.parameter_offload == "cpu":
+            streamed = self.segments.streamed_weights
+        gradients = adding * streamed
+        if config.optimizer_offload == "cpu":
+            gradients += sum(self.segments.shapes.values())
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied_weights),
             "backward": returned + _ways(config) * streamed + gradients,
@@ -131,16 +161,19 @@ class Pass:
 
     def _of_copy(self, config: Config, amount: Floats | int) -> Floats | int:
         """What comes for the forward of a copy of the model that rests on the host."""
-        return amount if config.reference == OFFLOADED else 0
+        if config.reference == OFFLOADED:
+            return amount
+        return 0
 
     def _computing(self, speed: Speed, config: Config) -> Computing:
         found = {}
-        for segment in (segment for run, _ in self.schedule for segment in run):
-            passes = passes_of(config, segment.phase)
-            key = id(segment), speed.tf32, speed.compiled, passes
-            if key not in self.computed:
-                self.computed[key] = _computing(segment, speed, passes)
-            found[id(segment)] = self.computed[key]
+        for run, _ in self.schedule:
+            for segment in run:
+                passes = passes_of(config, segment.phase)
+                key = id(segment), speed.tf32, speed.compiled, passes
+                if key not in self.computed:
+                    self.computed[key] = _computing(segment, speed, passes)
+                found[id(segment)] = self.computed[key]
         return found
 
     def _alone(
@@ -152,20 +185,23 @@ class Pass:
     ) -> Floats:
         """On one device, whose host may run ahead in one block and be late in another."""
         of_copy = LAUNCHES_OF_COPY * speed.rates.launch_seconds
-        totals: dict[str, tuple[Floats, Floats]] = {
-            phase: (0.0 * count, of_copy * count) for phase, count in copies.items()
-        }
+        working: dict[str, Floats] = {}
+        launching: dict[str, Floats] = {}
+        for phase, count in copies.items():
+            working[phase] = 0.0 * count
+            launching[phase] = of_copy * count
+
         for run, repeats in self.schedule:
             for segment in run:
-                (working, launching), (more, launched) = (
-                    totals[segment.phase],
-                    computing[id(segment)],
-                )
-                totals[segment.phase] = working + repeats * more, launching + repeats * launched
-        busy = {phase: _together(speed, *each) for phase, each in totals.items()}
-        forward, backward = (
-            np.maximum(busy[phase], nbytes / speed.rates.link) for phase, nbytes in copied.items()
-        )
+                works, launches = computing[id(segment)]
+                working[segment.phase] = working[segment.phase] + repeats * works
+                launching[segment.phase] = launching[segment.phase] + repeats * launches
+
+        phases = []
+        for phase, nbytes in copied.items():
+            busy = _together(speed, working[phase], launching[phase])
+            phases.append(np.maximum(busy, nbytes / speed.rates.link))
+        forward, backward = phases
         return forward + backward
 
     def _of_several(
@@ -174,22 +210,24 @@ class Pass:
         """Beside what its ranks exchange."""
 
         def unit(segment: Segment, times: Repeats) -> Unit:
-            waited, gathered, reduced = (
-                times * each for each in exchanges.seconds(segment, speed, last=last)
-            )
-            busy = times * _together(speed, *computing[id(segment)])
-            return Unit(busy, waited, gathered, reduced)
+            waited, gathered, reduced = exchanges.seconds(segment, speed, last=last)
+            busy = _together(speed, *computing[id(segment)])
+            return Unit(times * busy, times * waited, times * gathered, times * reduced)
 
         phases: dict[str, list[tuple[Sequence[Unit], int]]] = {"forward": [], "backward": []}
         for run, repeats in self.schedule:
-            # chunks of a loss have a number at each pair
-            rounds = repeats if isinstance(repeats, int) else 1
-            times = 1 if isinstance(repeats, int) else repeats
-            phases[run[0].phase].append(([unit(segment, times) for segment in run], rounds))
+            rounds = 1
+            times: Repeats = 1
+            if isinstance(repeats, int):
+                rounds = repeats
+            else:  # chunks of a loss, which have another number at each pair
+                times = repeats
+            units = [unit(segment, times) for segment in run]
+            phases[run[0].phase].append((units, rounds))
+
         together = micro_batch if speed.asynchronous else one_after_another
-        seconds: Floats = np.zeros_like(self.segments.parameters) + together(
-            phases["forward"], phases["backward"]
-        )
+        of_all = together(phases["forward"], phases["backward"])
+        seconds: Floats = np.zeros_like(self.segments.parameters) + of_all
         return seconds
 
 
@@ -201,7 +239,10 @@ def _computing(segment: Segment, speed: Speed, passes: int) -> tuple[Floats, Flo
 
 
 def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
-    return np.maximum(working, launching) if speed.asynchronous else working + launching
+    """Seconds of a device that works while its host launches, or of one that does both."""
+    if speed.asynchronous:
+        return np.maximum(working, launching)
+    return working + launching
 
 
 def rest_on_host(config: Config) -> bool:

@@ -1,4 +1,5 @@
-"""Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of it."""
+"""Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of
+it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from autofit.estimate.recorder import HOST, Event
 from autofit.estimate.step_trace import Trace
 from autofit.hardware.caching_allocator import round_size
 
-# Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of everything (a
-# convolutional network on the CPU; language models needed up to 27 % less).
-LEAST_COMPILED, MOST_COMPILED = 0.5, 1.15
-# By activation_checkpointing, the share of a transformer's eager activations that Inductor's code recomputes: 0.17 to
-# 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are offloaded, 0.08 beside int8 layers. Of
-# Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA allocator gave them when rehearsed without kernels.
+# Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of
+# everything (a convolutional network on the CPU; language models needed up to 27 % less).
+LEAST_COMPILED = 0.5
+MOST_COMPILED = 1.15
+# By activation_checkpointing, the share of a transformer's eager activations that Inductor's code
+# recomputes: 0.17 to 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are
+# offloaded, 0.08 beside int8 layers. Of Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA
+# allocator gave them when rehearsed without kernels.
 _RECOMPUTED = {"none": 0.23, "alternate": 0.18, "selective": 0.05, "full": 0.0}
 _RECOMPUTED_INT8 = 0.08
 RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
@@ -25,7 +28,13 @@ RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of live storages, in bytes."""
+    """The largest sum of live storages.
+
+    Attributes:
+        nbytes: of all of them.
+        phase: of the step, in which it is.
+        parts: bytes by KINDS.
+    """
 
     nbytes: int
     phase: str
@@ -34,26 +43,36 @@ class Peak:
 
 def in_blocks(nbytes: int, hardware: Hardware) -> int:
     """Bytes that the target's allocator takes for a tensor: whole blocks on CUDA."""
-    return round_size(nbytes) if hardware.device == "cuda" else nbytes
+    if hardware.device == "cuda":
+        return round_size(nbytes)
+    return nbytes
 
 
 def rounded(
     trace: Trace, hardware: Hardware, events: Iterable[Event] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on the host.
+    """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on
+    the host.
 
     `events`: others than those of the step.
     """
-    for event in trace.events if events is None else events:
-        nbytes = 0 if trace.labels.get(event.storage) == HOST else event.nbytes
+    if events is None:
+        events = trace.events
+    for event in events:
+        nbytes = event.nbytes
+        if trace.labels.get(event.storage) == HOST:
+            nbytes = 0
         yield event.storage, in_blocks(nbytes, hardware)
 
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
-    """The peak from building the model on, except in the extra step that only makes the optimizer's state."""
+    """The peak from building the model on, except in the extra step that only makes the optimizer's
+    state."""
     trace = trace.whole or trace
     making_state = range(trace.start("state"), trace.start("forward"))
-    highest = at = live = 0
+    highest = 0
+    at = 0
+    live = 0
     sizes: dict[int, int] = {}
     for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
         live += nbytes - sizes.get(storage, 0)
@@ -61,11 +80,13 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
         if live > highest and number not in making_state:
             highest = live
             at = number
+
     return Peak(highest, trace.phase_at(at), _parts(trace, hardware, at))
 
 
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
-    """The most bytes that live in an evaluation and in a saving, by their names, as far as they are known."""
+    """The most bytes that live in an evaluation and in a saving, by their names, as far as they are
+    known."""
     return trace.of_whole(lambda each: _between(each, hardware))
 
 
@@ -73,7 +94,8 @@ def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
     sizes = dict(rounded(trace, hardware))  # after the step
     peaks = {}
     for what, events in trace.between.items():
-        live = highest = sum(sizes.values())
+        live = sum(sizes.values())
+        highest = live
         for storage, nbytes in rounded(trace, hardware, events):
             live += nbytes - sizes.get(storage, 0)
             sizes[storage] = nbytes
@@ -89,7 +111,8 @@ def host_bytes_of(trace: Trace) -> int:
 
 def _most_on_host(trace: Trace) -> int:
     live: dict[int, int] = {}
-    total = most = 0
+    total = 0
+    most = 0
     for event in trace.events:
         if trace.labels.get(event.storage) == HOST:
             total += event.nbytes - live.get(event.storage, 0)
@@ -99,12 +122,14 @@ def _most_on_host(trace: Trace) -> int:
 
 
 def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
-    """What is live after an event: what a forward made is an activation, all else without a label is temporary."""
+    """What is live after an event: what a forward made is an activation, all else without a label
+    is temporary."""
     live: dict[int, int] = {}
     made: dict[int, int] = {}
     for index, (storage, nbytes) in enumerate(islice(rounded(trace, hardware), last + 1)):
         made.setdefault(storage, index)
         live[storage] = nbytes
+
     parts = dict.fromkeys(KINDS, 0)
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
@@ -112,16 +137,15 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
             saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
         parts[label] += nbytes
-    return {
-        kind: parts[kind]
-        for kind in PARTS
-        if kind in parts and (parts[kind] or kind not in OF_SEVERAL)
-    }
+
+    # What several devices alone have is left out where it is nothing.
+    shown = [kind for kind in PARTS if kind in parts and (parts[kind] or kind not in OF_SEVERAL)]
+    return {kind: parts[kind] for kind in shown}
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
-    """The share of its activations that a config's compiled code recomputes in the backward instead of saving. None
-    where nothing is compiled, or where no rule is known."""
+    """The share of its activations that a config's compiled code recomputes in the backward instead
+    of saving. None where nothing is compiled, or where no rule is known."""
     transformer = (
         hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
     )
@@ -131,4 +155,6 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
     if config.activation_offload == "cpu":
         return 0.0
     share = _RECOMPUTED[checkpointing]
-    return min(share, _RECOMPUTED_INT8) if config.quantization == "int8" else share
+    if config.quantization == "int8":
+        share = min(share, _RECOMPUTED_INT8)
+    return share

@@ -1,8 +1,8 @@
 """The whole space at once: a few shallow traces, combined for any number of Configs.
 
-A block depends on number formats, adapters, quantisation, attention and checkpointing; the head on the loss; the
-optimizer on the weights' shapes alone. So each is traced once, with primes for micro-batch and LoRA rank, and every
-Config is arithmetic on their segments.
+A block depends on number formats, adapters, quantisation, attention and checkpointing; the head on
+the loss; the optimizer on the weights' shapes alone. So each is traced once, with primes for
+micro-batch and LoRA rank, and every Config is arithmetic on their segments.
 """
 
 import copy
@@ -56,15 +56,20 @@ from autofit.training.meta_model import meta_model_from
 from autofit.training.replay import has_representations
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
-# an optimizer, and how many weights of each kind it steps
+# An optimizer, and how many weights of each kind it steps.
 _Update = tuple[Value, tuple[tuple[Kind, int], ...]]
 _PART = 2000  # groups that one process puts together in one go
 
 
 @dataclass(frozen=True)
 class SpacePredictions:
-    """Predictions for configs, in their order: bytes of tensors, seconds of an optimizer step, bytes that the host of a
-    node holds of what is offloaded; NaN where impossible."""
+    """Predictions for configs, in their order; NaN where impossible.
+
+    Attributes:
+        allocated: bytes of tensors on a device.
+        seconds: of an optimizer step.
+        on_host: bytes that the host of a node holds of what is offloaded.
+    """
 
     allocated: Floats
     seconds: Floats
@@ -72,8 +77,16 @@ class SpacePredictions:
 
 
 class _Step(NamedTuple):
-    """One group of configs at each pair of the grid: bytes with and without accumulated gradients; seconds of a
-    micro-batch, of the update, and of adding a micro-batch's gradients to those of earlier ones; bytes on the host."""
+    """One group of configs at each pair of the grid.
+
+    Attributes:
+        accumulating: bytes of a step of several micro-batches, whose gradients are added up.
+        at_once: bytes of a step of one micro-batch.
+        micro: seconds of a micro-batch.
+        update: seconds of the optimizer's update.
+        adding: seconds of adding a micro-batch's gradients to those of earlier ones.
+        on_host: bytes that the host holds.
+    """
 
     accumulating: Floats
     at_once: Floats
@@ -84,7 +97,7 @@ class _Step(NamedTuple):
 
 
 class _OptimizerRow(NamedTuple):
-    """What an optimizer costs at each pair of the grid."""
+    """What an optimizer costs at each pair of the grid: bytes, and seconds of an update."""
 
     weights: Floats
     state: Floats
@@ -96,15 +109,18 @@ class _OptimizerRow(NamedTuple):
 
 
 class SpaceEstimator:
-    """Predicts many Configs of one workload on one device, for the micro-batches and ranks that they have.
+    """Predicts many Configs of one workload on one device, for the micro-batches and ranks that
+    they have.
 
     What was traced for some is not traced again for others.
 
     Args:
         configs: to predict, of every micro-batch, rank and layout that will be asked for.
-        rates: how fast the device is; an attribute, after `predict` with the operators measured for it.
+        rates: how fast the device is; an attribute, after `predict` with the operators measured for
+            it.
         measuring: seconds for timing real operators, where the rates were measured on this machine.
-        within: seconds for tracing, what most configs need first; configs that need more stay unknown.
+        within: seconds for tracing, what most configs need first; configs that need more stay
+            unknown.
         workers: the processes that trace; None: this one.
         notify: hears how many traces are left of those that what is asked for needs.
     """
@@ -125,30 +141,35 @@ class SpaceEstimator:
         self._left = 0
         self.complete = True  # whether all was traced that there was to trace
         self._end = time.monotonic() + within
-        self._workload, self._hardware, self.rates = workload, hardware, rates
-        self._configs, self._measuring = configs, measuring
+        self._workload = workload
+        self._hardware = hardware
+        self.rates = rates
+        self._configs = configs
+        self._measuring = measuring
         self._workers = workers or Workers(1)
         self._workers.functions += [self._trace, self._cost_of_update, self._steps_of]
+
         samples = sorted({config.micro_batch_size or 1 for config in configs})
         ranks = sorted({config.lora_rank for config in configs})
         self._grid = Grid.of(samples, ranks)
-        self._indices = {
-            pair: index for index, pair in enumerate(itertools.product(samples, ranks))
-        }
+        pairs = itertools.product(samples, ranks)
+        self._indices = {pair: index for index, pair in enumerate(pairs)}
         self._symbols = Symbols.for_sizes(_sizes(workload))
         self._links = links_of(hardware)
         self._few = hardware.world == 1 or have_few_shards(configs)
+
         self._skeletons: dict[Cut, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
-        self._calls = (
-            Calls(self._symbols) if rates.measured_here and rates.operators is None else None
-        )
+        self._calls: Calls | None = None
+        if rates.measured_here and rates.operators is None:
+            self._calls = Calls(self._symbols)
         self._update_costs: dict[_Update, OptimizerCost] = {}
-        # by value of the knob and id of the segments
+        # By value of the knob and id of the segments.
         self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
+
         # Of losses that couple a batch, for configs on one device that see all of it at once.
         self._at_once: SpaceEstimator | None = None
         if has_representations(workload.loss) and hardware.world == 1:
@@ -167,39 +188,43 @@ class SpaceEstimator:
 
         allocated, seconds, on_host = (np.full(len(configs), np.nan) for _ in range(3))
         keys = [group_key(config) for config in configs]
-        groups = {
-            key: group_of(config) for key, config in dict(zip(keys, configs, strict=True)).items()
-        }
+        one_of_each = dict(zip(keys, configs, strict=True))
+        groups = {key: group_of(config) for key, config in one_of_each.items()}
+
         self._trace_all(list(groups.values()))
         if self._calls:  # of all traced operators
-            self.rates = dataclasses.replace(
-                self.rates, operators=self._calls.measured(self.rates, self._measuring)
-            )
+            operators = self._calls.measured(self.rates, self._measuring)
+            self.rates = dataclasses.replace(self.rates, operators=operators)
+
         steps = self._steps(groups)
         for number, (config, key) in enumerate(zip(configs, keys, strict=True)):
             step = steps[key]
             if step is None:
                 continue
+
             index = self._indices[config.micro_batch_size or 1, config.lora_rank]
             accumulation = config.gradient_accumulation_steps or 1
-            allocated[number] = (step.accumulating if accumulation > 1 else step.at_once)[index]
+            allocated[number] = step.at_once[index]
             seconds[number] = accumulation * step.micro[index] + step.update[index]
-            seconds[number] += accumulation * step.adding[index] if accumulation > 1 else 0.0
+            if accumulation > 1:
+                allocated[number] = step.accumulating[index]
+                seconds[number] += accumulation * step.adding[index]
             on_host[number] = step.on_host[index]
         return SpacePredictions(allocated, seconds, on_host)
 
     def _by_batch(self, configs: Sequence[Config], at_once: "SpaceEstimator") -> SpacePredictions:
-        """The predictions of configs that see a batch at once by another estimator than those that replay it."""
+        """The predictions of configs that see a batch at once by another estimator than those that
+        replay it."""
         is_whole = np.array([config.gradient_accumulation_steps in (None, 1) for config in configs])
         found = [np.full(len(configs), np.nan) for _ in range(3)]
         for estimator, wanted in ((at_once, is_whole), (self._replaying(), ~is_whole)):
             chosen = [config for config, fits in zip(configs, wanted, strict=True) if fits]
             if not chosen:
                 continue
+
             predicted = estimator.predict(chosen)
-            for figures, of_some in zip(
-                found, (predicted.allocated, predicted.seconds, predicted.on_host), strict=True
-            ):
+            of_chosen = (predicted.allocated, predicted.seconds, predicted.on_host)
+            for figures, of_some in zip(found, of_chosen, strict=True):
                 figures[wanted] = of_some
             self.rates = estimator.rates
         return SpacePredictions(*found)
@@ -212,44 +237,55 @@ class SpaceEstimator:
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
-        ends = [
-            end
-            for group in groups
-            for each, _ in self._standing_for(group)
-            for end in interpolation_endpoints(each)
-        ]
-        once, needed = {pass_of(end): end for end in ends}, Counter(map(pass_of, ends))
+        ends: list[Config] = []
+        for group in groups:
+            for config, _ in self._standing_for(group):
+                ends += interpolation_endpoints(config)
+
+        # What most configs need first.
+        once = {pass_of(end): end for end in ends}
+        needed = Counter(map(pass_of, ends))
         passes = [pass_key(once[key]) for key, _ in needed.most_common()]
         for config in passes:
             self._skeleton(config)  # once, for all processes
+
         before = dict.fromkeys(self._segments)
         self._trace_missing([plain_key(config, self._symbols) for config in passes])
 
         keys = dict.fromkeys(key for config in passes for key in self._keys(config))
-        alike = {
-            key: found
-            for key in keys
-            if key not in before and (found := derived_trace(key, before | keys))
-        }
-        self._trace_missing([key for key in keys if key not in alike])
+        derivable = {}
+        for key in keys:
+            sources = None if key in before else derived_trace(key, before | keys)
+            if sources:
+                derivable[key] = sources
+        self._trace_missing([key for key in keys if key not in derivable])
 
+        # Where nothing can be derived after all, a trace is made.
         derived = {
-            key: segments_like(*map(self._segments.get, each)) for key, each in alike.items()
+            key: segments_like(*map(self._segments.get, sources))
+            for key, sources in derivable.items()
         }
         self._segments |= {key: segments for key, segments in derived.items() if segments}
         self._trace_missing(list(keys))
 
         self.complete = time.monotonic() <= self._end
-        stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
-        each_once = {
-            (end.optimizer, id(segments)): (end, segments) for end, segments in stepped
-        }.values()
-        updates = {
-            update: end
-            for end, segments in each_once
-            for update in self._updates_of(end, segments)
-            if update not in self._update_costs
-        }
+        self._cost_updates(ends)
+
+    def _cost_updates(self, ends: Sequence[Config]) -> None:
+        """Find what the optimizers of these configs cost, as far as it is not known."""
+        each_once = {}
+        for end in ends:
+            step_pass = self._pass(end)
+            if step_pass:
+                segments = step_pass.segments
+                each_once[end.optimizer, id(segments)] = (end, segments)
+
+        updates = {}
+        for end, segments in each_once.values():
+            for update in self._updates_of(end, segments):
+                if update not in self._update_costs:
+                    updates[update] = end
+
         tasks = [(end, update) for update, end in updates.items()]
         costs = self._workers.map(self._cost_of_update, tasks)
         for update, (cost, calls) in zip(updates, costs, strict=True):
@@ -259,18 +295,22 @@ class SpaceEstimator:
     def _steps(
         self, groups: Mapping[tuple[Value, ...], Config]
     ) -> dict[tuple[Value, ...], _Step | None]:
-        """The step of each group, on as many cores as allowed: those of one pass together, which is computed once."""
+        """The step of each group, on as many cores as allowed: those of one pass together, which is
+        computed once."""
         of_passes: dict[tuple[Value, ...], list[tuple[Value, ...]]] = {}
         for key, group in groups.items():
             of_passes.setdefault(pass_of(group), []).append(key)
         together = list(itertools.chain.from_iterable(of_passes.values()))
-        parts = [together[start : start + _PART] for start in range(0, len(together), _PART)]
-        asked = [[groups[key] for key in part] for part in parts]
+
+        parts = []
+        for start in range(0, len(together), _PART):
+            part = together[start : start + _PART]
+            parts.append([groups[key] for key in part])
         if len(parts) > 1:
             self._workers.close()  # others will know what was traced
-            found = self._workers.map(self._steps_of, asked)
+            found = self._workers.map(self._steps_of, parts)
         else:
-            found = list(map(self._steps_of, asked))
+            found = list(map(self._steps_of, parts))
         return dict(zip(together, itertools.chain.from_iterable(found), strict=True))
 
     def _steps_of(self, groups: Sequence[Config]) -> list[_Step | None]:
@@ -281,6 +321,7 @@ class SpaceEstimator:
 
     def _trace_missing(self, keys: Sequence[Config]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
+
         self._left = len(missing) + 1
         self._one_less()
         traces = self._workers.map(self._trace, missing, self._one_less)
@@ -298,22 +339,28 @@ class SpaceEstimator:
             self._calls.add(calls)
 
     def _step(self, config: Config) -> _Step | None:
+        """The step of a group, each figure the weighted sum of those of the configs that stand for
+        it; None where one of them cannot be traced."""
         exchanges = Exchanges(config, self._hardware, self._links)
-        found = [
-            (self._step_of(each, exchanges), share) for each, share in self._standing_for(config)
-        ]
-        steps = [(step, share) for step, share in found if step is not None]
-        if len(steps) < len(found):
+        steps = []
+        shares = []
+        for each, share in self._standing_for(config):
+            steps.append(self._step_of(each, exchanges))
+            shares.append(share)
+
+        known = [step for step in steps if step is not None]
+        if len(known) < len(steps):
             return None
-        if len(steps) == 1:
-            return steps[0][0]
-        shares = [share for _, share in steps]
-        figures = zip(*(step for step, _ in steps), strict=True)
+        if len(known) == 1:
+            return known[0]
+        figures = zip(*known, strict=True)
         return _Step(*(sum(map(operator.mul, each, shares)) for each in figures))
 
     def _step_of(self, config: Config, exchanges: Exchanges) -> _Step | None:
+        """The step of one config, between two others where it recomputes within a budget."""
         ends = [(end, self._pass(end)) for end in interpolation_endpoints(config)]
-        # Asked of the config itself: where it recomputes within a budget no rule is known, though one is for its ends.
+        # Asked of the config itself: where it recomputes within a budget no rule is known, though
+        # one is for its ends.
         recomputed = recomputed_share(config, self._workload, self._hardware) or 0.0
         steps = [
             self._combine(end, step_pass, recomputed, exchanges)
@@ -324,6 +371,7 @@ class SpaceEstimator:
             return None
         if len(steps) == 1:
             return steps[0]
+
         share = float(config.activation_checkpointing.removeprefix(BUDGET))
         return _Step(*(full + share * (none - full) for full, none in zip(*steps, strict=True)))
 
@@ -331,26 +379,32 @@ class SpaceEstimator:
         """The forward and backward of a config; None where one of its traces failed."""
         key = pass_of(config)
         if key not in self._passes:
-            config = pass_key(config)
-            plain = self._segments[plain_key(config, self._symbols)]
-            traces = [self._segments[each] for each in self._keys(config)]
-            complete = [segments for segments in traces if segments]
-            if len(complete) < len(traces):
-                self._passes[key] = None
-            elif plain is None or plain.depth is None:
-                self._passes[key] = Pass(complete[0], as_traced(complete[0]), self._computed)
-            else:
-                head, *blocks = complete
-                schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                # alternating ones end with a plain block
-                schedule = with_head(schedule, head, blocks[0].let_go)
-                self._passes[key] = Pass(plain, schedule, self._computed)
+            self._passes[key] = self._new_pass(pass_key(config))
         return self._passes[key]
+
+    def _new_pass(self, config: Config) -> Pass | None:
+        plain = self._segments[plain_key(config, self._symbols)]
+        traces = [self._segments[key] for key in self._keys(config)]
+        complete = [segments for segments in traces if segments]
+        if len(complete) < len(traces):
+            return None
+        if plain is None or plain.depth is None:
+            return Pass(complete[0], as_traced(complete[0]), self._computed)
+
+        head, *blocks = complete
+        schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
+        # Alternating ones end with a plain block.
+        schedule = with_head(schedule, head, blocks[0].let_go)
+        return Pass(plain, schedule, self._computed)
 
     def _keys(self, config: Config) -> tuple[Config, ...]:
         """What is traced for a pass besides its plain blocks, once those are."""
         plain = self._segments[plain_key(config, self._symbols)]
-        depth, by_flash = (plain.depth, plain.by_flash) if plain else (None, False)
+        depth = None
+        by_flash = False
+        if plain:
+            depth = plain.depth
+            by_flash = plain.by_flash
         asks_others = bool(self._workload.frozen)
         return other_keys(config, self._symbols, depth, by_flash=by_flash, asks_others=asks_others)
 
@@ -358,6 +412,7 @@ class SpaceEstimator:
         """The segments of a trace, and the arguments of its operators."""
         if time.monotonic() > self._end:
             return None, None
+
         calls = Calls(self._symbols) if self._calls else None
         try:
             skeleton = copy.deepcopy(self._skeleton(config))
@@ -365,24 +420,24 @@ class SpaceEstimator:
             shards = layout.shard * layout.context
             # Rows of adapters are divided, too: of so many times the rank, each rank has a prime.
             config = config.replace(lora_rank=config.lora_rank * shards)
+
+            samples = self._symbols.samples
+            of_rank = self._workload.effective_batch_size // layout.dp_degree
             small = dataclasses.replace(
-                self._workload, effective_batch_size=self._symbols.samples * layout.dp_degree
+                self._workload, effective_batch_size=samples * layout.dp_degree
             )
-            hardware = self._hardware.of_several(layout.world)
             traced = trace_skeleton(
                 small,
                 config,
-                hardware,
+                self._hardware.of_several(layout.world),
                 skeleton,
                 calls=calls,
                 rows=self._symbols.rows,
-                whole_batch=max(
-                    self._workload.effective_batch_size // layout.dp_degree,
-                    self._symbols.samples + 1,
-                ),
+                whole_batch=max(of_rank, samples + 1),
             )
         except AutofitError:
             return None, calls
+
         grid = dataclasses.replace(self._grid, ranks=self._grid.ranks / shards)
         return segments_of(traced, grid, self._symbols, self._hardware), calls
 
@@ -395,100 +450,134 @@ class SpaceEstimator:
     def _combine(
         self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges
     ) -> _Step:
-        """A step; `recomputed`: the share of its activations that compiled code recomputes."""
-        segments, layout = step_pass.segments, Layout.of(exchanges.config)
-        offloaded = config.activation_offload == "cpu"
+        """A step.
+
+        Args:
+            recomputed: the share of its activations that compiled code recomputes.
+        """
+        segments = step_pass.segments
+        layout = Layout.of(exchanges.config)
         optimizer = self._optimizer(config, segments)
         on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
-        held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
+
+        # What is there during the whole step.
+        held = segments.parameters + segments.others
+        if not on_host:
+            held = held + optimizer.state
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
             of_rank = self._workload.effective_batch_size / layout.dp_degree
             held = held + segments.inputs * (of_rank / self._grid.samples - 1)
-        held = held - segments.streamed if config.parameter_offload == "cpu" else held
-        held = held - segments.copied if config.reference == OFFLOADED else held
-        first, left = step_pass.memory(config, added=False)
-        added, _ = step_pass.memory(config, added=True)
-        first, added = (
-            first - recomputed * step_pass.saved[0],
-            added - recomputed * step_pass.saved[0],
-        )
-        window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
+        if config.parameter_offload == "cpu":
+            held = held - segments.streamed
+        if config.reference == OFFLOADED:
+            held = held - segments.copied
         buckets = config.data_parallel == "ddp"  # gradients are in them at last, and nowhere else
         held = held + buckets * segments.gradients
-        gradients = earlier = segments.gradients  # of earlier micro-batches
-        if rests := rest_on_host(config):  # those of blocks, which are there two blocks at a time
-            gradients = gradients - segments.streamed_block * (
-                segments.depth.whole if segments.depth else 0
-            )
+
+        # The peaks of a forward and backward.
+        saved = step_pass.saved[0]
+        first, left = step_pass.memory(config, added=False)
+        added, _ = step_pass.memory(config, added=True)
+        first = first - recomputed * saved
+        added = added - recomputed * saved
+        window: Floats | float = 0.0
+        if config.activation_offload == "cpu":
+            window = np.minimum(WINDOW, saved)
+
+        # Gradients after a backward, and those of earlier micro-batches during one.
+        gradients = segments.gradients
+        earlier = segments.gradients
+        rests = rest_on_host(config)
+        if rests:  # those of blocks, which are there two blocks at a time
+            if segments.depth:
+                gradients = gradients - segments.streamed_block * segments.depth.whole
             earlier = gradients + 2 * segments.streamed_block
+
         update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config.optimizer_in_backward:
             at_once = held + added + optimizer.largest + window
-        # its own traffic, and weights come back
-        by_host = (optimizer.moved + gradients) / self.rates.link
-        there = config.fsdp_offload == "cpu"  # gradients are on the host, too
-        added_up = (
-            optimizer.weights / self.rates.link
-            if there
-            else segments.gradients / self.rates.bandwidth
-        )
-        made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
-        speed = Speed.of(self.rates, self._hardware, config)
-        each = step_pass.seconds(speed, config, exchanges)
-        last = step_pass.seconds(speed, config, exchanges, last=True)
-        # until the last micro-batch
-        whole = layout.shard * layout.context if config.lora_rank else 1
+        # Before the last micro-batch, adapters' gradients are not divided yet.
+        whole = 1
+        if config.lora_rank:
+            whole = layout.shard * layout.context
         accumulating = np.maximum(held + whole * earlier + added + window, update)
+        made_with = 0  # bytes that making the model takes
+        if self._hardware.device == "cpu":
+            made_with = self._skeleton(config).made_with
+
+        speed = Speed.of(self.rates, self._hardware, config)
+        micro = step_pass.seconds(speed, config, exchanges)
+        last = step_pass.seconds(speed, config, exchanges, last=True)
+        updating = optimizer.seconds
+        if on_host:  # its own traffic, and weights come back
+            updating = (optimizer.moved + gradients) / self.rates.link
+
+        # Both are read, the sum is written.
+        adding = 3 * (segments.gradients / self.rates.bandwidth)
+        if config.fsdp_offload == "cpu":  # gradients are on the host, too
+            adding = 3 * (optimizer.weights / self.rates.link)
+        if rests:
+            more = step_pass.seconds(speed, config, exchanges, adding=True) - micro
+            adding = adding + more
         return _Step(
             accumulating=np.maximum(accumulating, made_with),
             at_once=np.maximum(at_once, made_with),
-            micro=each,
-            update=(by_host if on_host else optimizer.seconds) + last - each,
-            # Both are read, the sum is written.
-            adding=3 * added_up
-            + (step_pass.seconds(speed, config, exchanges, adding=True) - each if rests else 0.0),
+            micro=micro,
+            update=updating + last - micro,
+            adding=adding,
             on_host=self._hardware.devices * self._on_host(config, step_pass, optimizer),
         )
 
     def _on_host(self, config: Config, step_pass: Pass, optimizer: _OptimizerRow) -> Floats:
         """Bytes that the host holds for one device."""
-        segments, total = step_pass.segments, optimizer.paged
+        segments = step_pass.segments
+        total = optimizer.paged
         if "cpu" in (config.optimizer_offload, config.fsdp_offload):
-            # copies of weights, their gradients
+            # Copies of weights, and their gradients.
             total = total + 2 * optimizer.weights + optimizer.state
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
         if config.reference == OFFLOADED and segments.depth:
             whole = segments.depth.whole
             total = total + segments.copied * (whole / (whole - 2))
-        return total + step_pass.saved[0] if config.activation_offload == "cpu" else total
+        if config.activation_offload == "cpu":
+            total = total + step_pass.saved[0]
+        return total
 
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
         key = (config.optimizer, id(segments))
         if key not in self._optimizers:
             speed = Speed.of_update(self.rates, self._hardware, config)
-            costs = [self._update_costs[update] for update in self._updates_of(config, segments)]
-            self._updates.update(
-                {cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()}
-            )
-            rows = [
-                (e.weights, e.state, e.paged, e.temporary, e.largest, e.moved, self._updates[e])
-                for e in costs
-            ]
+            rows = []
+            for update in self._updates_of(config, segments):
+                cost = self._update_costs[update]
+                if cost not in self._updates:
+                    self._updates[cost] = cost.seconds(speed)
+                row = (
+                    cost.weights,
+                    cost.state,
+                    cost.paged,
+                    cost.temporary,
+                    cost.largest,
+                    cost.moved,
+                    self._updates[cost],
+                )
+                rows.append(row)
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 
     def _updates_of(self, config: Config, segments: Segments) -> list[_Update]:
         """The updates of a config at each pair of the grid."""
-        shapes, prime, layout = segments.shapes, self._symbols.rank, Layout.of(config)
+        layout = Layout.of(config)
         shards = layout.shard * layout.context
-        ranks = [
-            math.ceil(rank / shards) if config.lora_rank else 0
-            for rank in self._grid.ranks.tolist()
-        ]
-        scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
-        return [(config.optimizer, tuple(each.items())) for each in scaled]
+        updates: list[_Update] = []
+        for rank in self._grid.ranks.tolist():
+            shapes = segments.shapes
+            if rank and config.lora_rank:
+                shapes = scaled_shapes(shapes, self._symbols.rank, math.ceil(rank / shards))
+            updates.append((config.optimizer, tuple(shapes.items())))
+        return updates
 
     def _cost_of_update(self, task: tuple[Config, _Update]) -> tuple[OptimizerCost, Calls | None]:
         """The cost of a config's update, and the arguments of its operators."""

@@ -38,8 +38,12 @@ def timelines(
     *,
     processes: int | None = None,
 ) -> list[Timeline | None]:
-    """The timelines of configs, traced at the same time by as many processes, None: one per core; see `parallel_map`
-    for who may ask for more than one."""
+    """The timelines of configs, traced at the same time.
+
+    Args:
+        processes: that trace; None: one per core. `parallel_map` says who may ask for more than
+            one.
+    """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
     with parallel_map(partial(timeline, workload, hardware, rates), processes) as each:
@@ -54,18 +58,26 @@ def timeline(
         traced = trace(workload, config, hardware)
     except AutofitError:  # a model that cannot be traced was reported before the first probe
         return None
+
+    bottleneck = None
+    if rates:
+        bottleneck = times_of(traced, workload, hardware, rates)["bottleneck"]
     return replace(
         timeline_of(traced, hardware, rates=rates),
         resting=resting_of(traced, workload, hardware),
-        bottleneck=times_of(traced, workload, hardware, rates)["bottleneck"] if rates else None,
+        bottleneck=bottleneck,
     )
 
 
 def timeline_of(
     traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
 ) -> Timeline:
-    """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
-    time axis is one event after the other."""
+    """What is live during the step of a trace.
+
+    Args:
+        rates: how fast the device is; None: the time axis is one event after the other.
+        most: moments that are shown.
+    """
     speed = Speed.of(rates, hardware, traced.config) if rates else None
     timed = speed is not None and _edges(traced, speed)[1][-1] > 0
     if not timed:
@@ -91,8 +103,8 @@ def timeline_of(
 
 
 def _edges(traced: Trace, speed: Speed | None) -> tuple[list[int], list[float]]:
-    """The events that the parts of a step begin with, and its last; and when that is, in seconds where the speed is
-    known, else in events. Those of a part are evenly spaced."""
+    """The events that the parts of a step begin with, and its last; and when that is, in seconds
+    where the speed is known, else in events. Those of a part are evenly spaced."""
     drawn = traced.whole or traced
     spans = drawn.spans(*_PHASES)
     lasting: list[float] = [after.events - mark.events for mark, after in spans]
@@ -168,7 +180,8 @@ def _moments(
     traced: Trace, hardware: Hardware, first: int, last: int
 ) -> Iterator[tuple[int, list[int]]]:
     """(event, bytes by KINDS) at each event of the step, and before its first one."""
-    kinds, live = _kinds(traced, first), [0] * len(KINDS)
+    kinds = _kinds(traced, first)
+    live = [0] * len(KINDS)
     sizes: dict[int, int] = {}
     for event, (storage, nbytes) in enumerate(rounded(traced, hardware)):
         if event == first:
@@ -182,7 +195,8 @@ def _moments(
 
 
 def _kinds(traced: Trace, first: int) -> dict[int, int]:
-    """The index in KINDS of each storage: what a forward makes and the backward finds is an activation."""
+    """The index in KINDS of each storage: what a forward makes and the backward finds is an
+    activation."""
     made: dict[int, int] = {}
     freed: dict[int, int] = {}
     for index, event in enumerate(traced.events):
@@ -205,9 +219,10 @@ def _fullest(points: list[_Point], most: int) -> list[_Point]:
     """The fullest moment of each of so many intervals; the first and the last moment stay."""
     if len(points) <= most:
         return points
+
     inner = points[1:-1]
     edges = [round(index * len(inner) / (most - 2)) for index in range(most - 1)]
-    fullest = [
-        max(inner[start:end], key=lambda point: sum(point[1])) for start, end in pairwise(edges)
-    ]
+    fullest = []
+    for start, end in pairwise(edges):
+        fullest.append(max(inner[start:end], key=lambda point: sum(point[1])))
     return [points[0], *fullest, points[-1]]

@@ -1,7 +1,9 @@
-"""One training step of one Config on fake tensors: the same build and the same step as in a probe, without arithmetic.
+"""One training step of one Config on fake tensors: the same build and the same step as in a probe,
+without arithmetic.
 
-Equals two real steps of two micro-batches at the price of one: optimizer state and, where gradients accumulate, the
-gradients of earlier micro-batches exist before the traced micro-batch begins, as in any later step.
+Equals two real steps of two micro-batches at the price of one: optimizer state and, where gradients
+accumulate, the gradients of earlier micro-batches exist before the traced micro-batch begins, as in
+any later step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +62,8 @@ def trace(
         whole: follow every block, also where a few tell what all of them do.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
+        RefusedError: the config is impossible, or not for this model.
+        UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
     if not whole:
@@ -73,8 +76,8 @@ def trace(
 
 
 def _of_few_blocks(workload: Workload, config: Config, hardware: Hardware) -> Trace | None:
-    """The trace of a deep model, of which few blocks are followed; None where it is not deep, or its blocks do not do
-    alike."""
+    """The trace of a deep model, of which few blocks are followed; None where it is not deep, or
+    its blocks do not do alike."""
     if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
         return None
 
@@ -125,42 +128,50 @@ def trace_skeleton(
 
     Args:
         calls: the operators called in other traces, to add this one's to.
-        rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
-            loss trace two chunks of so many tokens.
-        whole_batch: the samples that this device sees in a step, for losses that need all at once; default: as the
-            workload says.
+        rows: the trace is one to put others together from: note what activation_offload would move,
+            and of a chunked loss trace two chunks of so many tokens.
+        whole_batch: the samples that this device sees in a step, for losses that need all at once;
+            default: as the workload says.
         between: follow an evaluation and a saving, too.
 
     Raises:
-        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
+        RefusedError: the config is impossible, or not for this model.
+        UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
+    layout = Layout.of(canonical)
     recorder = Recorder(hardware)
     calls = calls or Calls()
     if skeleton.made_with:
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
+
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
-    recorder.alike = setup.micro_batch_size if rows else 1
-    chunks = SampledChunks(rows, recorder, canonical.loss) if rows else None
-    of_rank = workload.effective_batch_size // Layout.of(canonical).dp_degree
-    whole_batch = whole_batch or of_rank
-    if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
-        setup.tracing.whole_batch = whole_batch
+    chunks = None
+    if rows:
+        recorder.alike = setup.micro_batch_size
+        chunks = SampledChunks(rows, recorder, canonical.loss)
     setup.tracing.slices = chunks
     setup.tracing.is_sampled = rows is not None
+    whole_batch = whole_batch or workload.effective_batch_size // layout.dp_degree
+    if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
+        setup.tracing.whole_batch = whole_batch
+
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
-        setup.ranks = ranks.enter_context(fake_ranks(Layout.of(canonical), recorder))
+        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder))
         adapt(setup, traced=True)
         # First imported among fake tensors, it would keep fake ones.
         import_module(technique_named("optimizer").package(canonical.optimizer))
+
         with fake_device(hardware) as fake_mode, recorder:
             _build(setup, recorder, fake_mode)
-            recorder.called = calls.note if hardware.device == "cpu" else None
+            if hardware.device == "cpu":
+                recorder.called = calls.note
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
+
             owners = _owners(setup)
             counted = _without_gradients(setup, skeleton.depth if rows else None)
             packed, reached = _step(setup, recorder, fake_mode, owners, counted)
@@ -168,20 +179,20 @@ def trace_skeleton(
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
                 followed = events_between_steps(setup, hardware, recorder, make)
-        # until it is given back
+
+        # Closing the setup gives the model back.
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
         trained_model, *copies = _of_one_depth(setup)
         streamable = streamable_weights(trained_model, setup.config)
         copied = [weight for model in copies for weight in streamable_weights(model, setup.config)]
     except (AutofitError, KeyboardInterrupt):
         raise
-    # the model's own code, under conditions that it was not written for
+    # The model's own code, under conditions that it was not written for.
     except BaseException as error:
-        why = (
-            f"{operator} needs numbers"
-            if (operator := getattr(error, "func", None))
-            else describe_error(error)
-        )
+        operator = getattr(error, "func", None)
+        why = f"{operator} needs numbers"
+        if not operator:
+            why = describe_error(error)
         message = (
             f"a training step of this model cannot be followed on tensors without values ({why})."
         )
@@ -189,6 +200,10 @@ def trace_skeleton(
     finally:
         setup.close()
         ranks.close()
+
+    shapes = [
+        (shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable
+    ]
     return Trace(
         config=canonical,
         events=tuple(recorder.events),
@@ -205,10 +220,7 @@ def trace_skeleton(
         copied=frozenset(recorder.storages_of(copied)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
-        shapes=tuple(
-            (shape_here(parameter), parameter.dtype, owners.get(parameter))
-            for parameter in trainable
-        ),
+        shapes=tuple(shapes),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
         between=followed,
@@ -235,16 +247,16 @@ def fake_setup(
 
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
-    return {
-        each: number
-        for model in _of_one_depth(setup)
-        for number, block in enumerate(repeated_blocks(model))
-        for each in block.parameters()
-    }
+    owners = {}
+    for model in _of_one_depth(setup):
+        for number, block in enumerate(repeated_blocks(model)):
+            owners.update(dict.fromkeys(block.parameters(), number))
+    return owners
 
 
 def _of_one_depth(setup: Setup) -> list[nn.Module]:
-    """The trained model and its copies, whose blocks stand for those of a deeper one where its blocks do."""
+    """The trained model and its copies, whose blocks stand for those of a deeper one where its
+    blocks do."""
     asked = setup.workload.frozen
     return [setup.model, *(model for name, model in setup.frozen.items() if asked[name] is None)]
 
@@ -256,8 +268,10 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
         recorder.see(list(model.buffers()))  # they are there before any weight
+
     materialize(setup, values=False)
     _label_weights(setup, recorder)
+
     finish(setup, traced=True)
     if setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
@@ -270,14 +284,13 @@ def _label_weights(setup: Setup, recorder: Recorder) -> None:
         recorder.label(_constants(model), "parameters")
     for model in _of_one_depth(setup):
         for number, block in enumerate(repeated_blocks(model)):
-            recorder.label(
-                [*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number
-            )
+            of_block = [*block.parameters(), *block.buffers(), *_constants(block)]
+            recorder.label(of_block, "parameters", number)
 
 
 def _constants(module: nn.Module) -> list[Any]:
     """What quantised weights need beside what is divided over ranks."""
-    return [getattr(each, "constants", []) for each in module.modules()]
+    return [getattr(layer, "constants", []) for layer in module.modules()]
 
 
 def _step(
@@ -297,7 +310,9 @@ def _step(
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
     batch, *beside = _batch(setup, recorder, fake_mode)
-    trained = [] if setup.stepped_in_backward else [each for _, each in setup.trainable()]
+    trained: list[nn.Parameter] = []
+    if not setup.stepped_in_backward:
+        trained = [parameter for _, parameter in setup.trainable()]
     offloaded = setup.config.fsdp_offload == "cpu" and setup.hardware.device == "cuda"
 
     def label_gradient(parameter: nn.Parameter) -> None:
@@ -306,8 +321,8 @@ def _step(
         elif parameter.grad is not None and not recorder.is_on_host(parameter.grad):
             parameter.grad = recorder.to_host(parameter.grad)
 
-    # Gradients of earlier micro-batches that are views of something larger, by its storage, which they keep. Autograd
-    # copies only those whose layout is not the parameter's (accumulate_grad.h).
+    # Gradients of earlier micro-batches that are views of something larger, by its storage, which
+    # they keep. Autograd copies only those whose layout is not the parameter's (accumulate_grad.h).
     views: dict[int, dict[int, int]] = {}
 
     def note_view(earlier: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -317,18 +332,17 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating, layout = (setup.config.gradient_accumulation_steps or 1) > 1, setup.ranks.layout
-    waits = (
-        accumulating
-        and layout.dp_degree > 1
-        and (layout.replicate > 1 or bool(setup.config.lora_rank))
-    )
+    accumulating = (setup.config.gradient_accumulation_steps or 1) > 1
+    layout = setup.ranks.layout
+    # Whether gradients wait for the last micro-batch, to be averaged over ranks.
+    averaged_last = layout.replicate > 1 or bool(setup.config.lora_rank)
+    waits = accumulating and layout.dp_degree > 1 and averaged_last
     with ExitStack() as hooks:
         for number, block in enumerate(blocks):
-            for handle in _mark_block(
-                block, number, setup, recorder, last=number == len(blocks) - 1
-            ):
+            is_last = number == len(blocks) - 1
+            for handle in _mark_block(block, number, setup, recorder, last=is_last):
                 hooks.callback(handle.remove)
+
         if waits:
             _leave_own_gradients(setup, batch, recorder)
             setup.ranks = asked_before(setup.ranks)
@@ -339,23 +353,25 @@ def _step(
                 setup.value_of(parameter)
                 made[parameter].update(recorder.storages_of(parameter.grad))
                 hooks.callback(parameter.register_hook(partial(note_view, parameter.grad)).remove)
-        for noted, parameters in (
-            (reached.add, [each for _, each in setup.trainable()]),
-            (label_gradient, trained),
-        ):
-            for parameter in parameters:
-                hooks.callback(parameter.register_post_accumulate_grad_hook(noted).remove)
+
+        for _, parameter in list(setup.trainable()):
+            hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
+        for parameter in trained:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for block, mark in counted:
             handle = _mark_without_gradients(block, mark, setup, recorder)
             hooks.callback(handle.remove)
+
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
+
         unreached = made.keys() - reached
         for parameter in unreached:  # it would have neither gradient nor state
             parameter.grad = None
         recorder.resize({number: 0 for parameter in unreached for number in made[parameter]})
         for shared in views.values():
             recorder.resize(shared)
+
         update(setup)
         del loss  # which a step returns
         recorder.phase = None
@@ -364,7 +380,8 @@ def _step(
 
 
 def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
-    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until then."""
+    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until
+    then."""
     before = set(recorder.living)
     sync_gradients = setup.exchange.sync_gradients
     with mock.patch.object(setup.exchange, "sync_gradients", lambda is_last: sync_gradients(False)):
@@ -376,8 +393,10 @@ def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
 
 def shape_here(parameter: nn.Parameter) -> torch.Size:
     """The shape of this rank's part."""
-    data: Any = parameter.data
-    return data.to_local().shape if isinstance(data, DTensor) else data.shape  # type: ignore[no-any-return]
+    data = parameter.data
+    if isinstance(data, DTensor):
+        data = data.to_local()
+    return data.shape
 
 
 def _layout(tensor: torch.Tensor) -> list[int]:
@@ -388,8 +407,8 @@ def _layout(tensor: torch.Tensor) -> list[int]:
 def _mark_block(
     block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
 ) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins; all in
-    one phase, that of the state, before the step."""
+    """Hooks that mark where a block's forward begins, where the last one's ends, and where its
+    backward begins; all in one phase, that of the state, before the step."""
 
     def mark(phase: str, number: int | None = None) -> None:
         recorder.mark(phase if recorder.phase else "state", number)
@@ -402,38 +421,36 @@ def _mark_block(
         if setup.progress.phase == "forward" and torch.is_grad_enabled():
             if last:
                 mark("forward")
-            results = (
-                value
-                for value in tree_iter(output)
-                if isinstance(value, torch.Tensor) and value.requires_grad
-            )
-            if (first := next(results, None)) is not None:
-                first.register_hook(lambda _: mark("backward", number))
+            for value in tree_iter(output):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    value.register_hook(lambda _: mark("backward", number))
+                    break
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)
 
 
 def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Module, int | None]]:
-    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN beside those that
-    stand for others."""
+    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN
+    beside those that stand for others."""
     if depth is None:
         return []
 
     trained, *models = _of_one_depth(setup)
     if setup.stand_ins or setup.tracing.whole_batch is not None:
         models.append(trained)
-    return [
-        (block, FROZEN if number in depth.middle else None)
-        for model in models
-        for number, block in enumerate(repeated_blocks(model))
-    ]
+    blocks: list[tuple[nn.Module, int | None]] = []
+    for model in models:
+        for number, block in enumerate(repeated_blocks(model)):
+            blocks.append((block, FROZEN if number in depth.middle else None))
+    return blocks
 
 
 def _mark_without_gradients(
     block: nn.Module, mark: int | None, setup: Setup, recorder: Recorder
 ) -> Any:
-    """A hook that marks where a block that runs without gradients begins, and so where the one before ends."""
+    """A hook that marks where a block that runs without gradients begins, and so where the one
+    before ends."""
 
     def begin(*_: Any) -> None:
         if setup.progress.phase == "forward" and not torch.is_grad_enabled():
@@ -445,16 +462,19 @@ def _mark_without_gradients(
 def _make_state(
     setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]
 ) -> dict[nn.Parameter, set[int]]:
-    """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
+    """Let the optimizer make its state, as in a first step; returns the storages of gradients and
+    state."""
     made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
             made[parameter] = set(recorder.storages_of(parameter.grad))
             setup.value_of(parameter)  # gradients that rest on the host leave the device
+
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     setup.trained_values()  # weights that rest on the host leave the device again
+
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owners.get(parameter))
@@ -463,16 +483,19 @@ def _make_state(
 
 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
-    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a packed batch also the
-    whole and the other micro-batches, which may be copies."""
+    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a
+    packed batch also the whole and the other micro-batches, which may be copies."""
     of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
-    samples = of_rank if setup.hardware.device == "cpu" else setup.micro_batch_size
+    samples = setup.micro_batch_size
+    if setup.hardware.device == "cpu":
+        samples = of_rank
     with on_real_tensors():
         real = setup.workload.batch(samples)
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
     if has_rows(whole, setup.workload.split):
         return [samples_of(whole, 0, min(setup.micro_batch_size, samples))]
+
     parts = list(split(whole, setup.micro_batch_size, setup.workload.split))
     recorder.label(list(tensors(parts)), "inputs")
     return [*parts, whole]
