@@ -193,7 +193,11 @@ def spread_evenly(
     func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int
 ) -> None:
     """Let what unknown scores choose, as the experts of a token, be all choices equally often: an
-    operator of CHOICES. `samples`: whose rows choose alike, so that counts grow with them."""
+    operator of CHOICES.
+
+    Args:
+        samples: whose rows choose alike, so that counts grow with them.
+    """
     chosen = tensors_in(result)[-1]
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -46,6 +46,7 @@ _HOLDERS = 2
 
 # Where nobody's model is.
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
 _READ = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
@@ -62,6 +63,7 @@ _SPREAD = (
     "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
 )
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
+
 HOST = "host"
 OUTER = -1  # in place of a block: what belongs to none
 

@@ -58,6 +58,7 @@ from autofit.training.replay import has_representations
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
 # An optimizer, and how many weights of each kind it steps.
 _Update = tuple[Value, tuple[tuple[Kind, int], ...]]
+
 _PART = 2000  # groups that one process puts together in one go
 
 
