@@ -148,7 +148,13 @@ class _Attention(NamedTuple):
         """Whether it is computed in 16 bits."""
         return self.query.dtype in (torch.float16, torch.bfloat16)
 
-    def bias(self) -> torch.Tensor | None:
+    def with_bias(self) -> tuple[Any, ...]:
+        """The arguments of kernels that add a mask to the scores, and keep sums for a backward."""
+        saves = torch.is_grad_enabled()
+        tensors = (self.query, self.key, self.value, self._bias())
+        return *tensors, saves, self.dropout, self.is_causal
+
+    def _bias(self) -> torch.Tensor | None:
         """What is added to the scores: 0, and minus infinity where a mask says so."""
         mask = self.mask
         if mask is None:
@@ -225,17 +231,7 @@ def _by_cudnn(call: _Attention) -> Any:
     """What it saves for the backward; its workspace, known to cuDNN alone and on a card only, is
     left out."""
     cudnn: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    return cudnn(
-        call.query,
-        call.key,
-        call.value,
-        call.bias(),
-        torch.is_grad_enabled(),
-        call.dropout,
-        call.is_causal,
-        False,
-        scale=call.scale,
-    )[0]
+    return cudnn(*call.with_bias(), False, scale=call.scale)[0]
 
 
 def _by_flash(call: _Attention) -> Any:
@@ -258,16 +254,7 @@ def _by_flash(call: _Attention) -> Any:
 
 def _by_efficient(call: _Attention) -> Any:
     efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    return efficient(
-        call.query,
-        call.key,
-        call.value,
-        call.bias(),
-        torch.is_grad_enabled(),
-        call.dropout,
-        call.is_causal,
-        scale=call.scale,
-    )[0]
+    return efficient(*call.with_bias(), scale=call.scale)[0]
 
 
 # PyTorch takes the first of them that it can.
