@@ -1,12 +1,15 @@
 """Which processes live, asked of the system: for tests that nothing is left behind."""
 
+import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -66,3 +69,18 @@ def as_ordinary_user(test: Callable[[Path], None]) -> None:
     ended = os.waitpid(child, 0)[1]
     shutil.rmtree(folder, ignore_errors=True)
     assert ended == 0, "see stderr"
+
+
+@contextlib.contextmanager
+def signals_by_default() -> Iterator[None]:
+    """Whatever runs the tests may have handlers of its own, and so may what they run, as Ray does."""
+    defaults = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    before: dict[int, Any] = {
+        number: signal.signal(number, handler) for number, handler in defaults.items()
+    }
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

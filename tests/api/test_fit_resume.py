@@ -1,6 +1,5 @@
 """fit's output directory: what is saved in it, and how a run is resumed from it."""
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from tests.api.fitting import (
     stop_at,
     weights,
 )
+from tests.processes import signals_by_default
 
 
 def test_without_a_directory_nothing_is_written(
@@ -263,19 +263,6 @@ def stop_instead(ended: list[int]) -> Any:
         raise KeyboardInterrupt
 
     return raise_signal
-
-
-@contextlib.contextmanager
-def signals_by_default() -> Iterator[None]:
-    """Whatever runs the tests may have handlers of its own."""
-    defaults = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
-    before: dict[int, Any] = {
-        number: signal.signal(number, handler) for number, handler in defaults.items()
-    }
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_resuming_with_another_config(tmp_path: Path) -> None:

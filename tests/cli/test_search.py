@@ -15,6 +15,7 @@ from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.run_directory import RunDirectory
 from tests.cli.command import CPU, LLAMA, PLAIN, Output, Run, assert_error
+from tests.processes import signals_by_default
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
@@ -253,9 +254,10 @@ def test_an_interrupt_shows_what_was_found(
     executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: Interrupted(executor))
-    printed = run(*PLAIN, "--json")
+    with signals_by_default():
+        printed = run(*PLAIN, "--json")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert printed.code == 130
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert "interrupted; go on with --resume --out" in printed.err
     assert printed.json["stopped_by"] == "interrupt"
     assert len(printed.json["trials"]) == 2
