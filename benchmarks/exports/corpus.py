@@ -3,15 +3,17 @@
 Every file below the directory is read as `autofit tune` reads it, or refused in a sentence. With
 `--gpu-mem GIB` those that are read are tuned, too: the tuned file must say something else in the
 reported keys alone. Files that divide over devices and do not say how many are taken to be for
-`--devices`. With `--output` the tuned files are kept, and a file that lies there is not tuned again,
-so that a run that was stopped goes on.
+`--devices`. With `--output` the tuned files are kept.
 
 Prints a line for each and counts at the end; an answer that is neither is a fault, and makes the
-exit code 1.
+exit code 1. With `--results` each line is also kept as JSON, beside the card that it was for. A
+file of which that says "tuned" or "refused" is not tried again, so that a run that was stopped goes
+on, and files that need a larger card or more time get it in a second run.
 """
 
 import argparse
 import collections
+import json
 import sys
 import time
 from pathlib import Path
@@ -37,9 +39,6 @@ def outcome(
         output: where the tuned file is written.
         time_limit: seconds for the search.
     """
-    if output is not None and output.exists():
-        return "tuned", "before"
-
     given: dict[str, int] = {}
     try:
         while True:
@@ -85,6 +84,14 @@ def unreported_changes(found: Reading, tuned: Tuned, name: str) -> list[str]:
     return sorted(differ - flat(tuned.changes).keys())
 
 
+def results_of(kept: Path | None) -> dict[str, dict[str, object]]:
+    """The last row of each file, by its name below the directory."""
+    if kept is None or not kept.exists():
+        return {}
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    return {row["file"]: row for row in rows}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the outcome of each file, and how many there are of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -94,20 +101,40 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
     parser.add_argument("--time-limit", type=float, help="seconds for each search")
     parser.add_argument("--output", type=Path, help="where tuned files are kept")
+    parser.add_argument("--results", type=Path, help="JSON lines: what came of each file")
     args = parser.parse_args(arguments)
 
     counts: collections.Counter[str] = collections.Counter()
+    known = results_of(args.results)
     paths = sorted(
         path for path in args.directory.rglob("*") if path.suffix in (".yaml", ".yml", ".sh")
     )
     for path in paths[:: args.every]:
+        name = str(path.relative_to(args.directory))
+        before = known.get(name, {})
+        if before.get("outcome") in ("tuned", "refused"):
+            counts[before["outcome"]] += 1
+            continue
+
         try:
-            kept = args.output and args.output / path.relative_to(args.directory)
+            kept = args.output and args.output / name
             kind, what = outcome(path, args.gpu_mem, args.devices, kept, args.time_limit)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1
-        print(f"{kind:10} {path.relative_to(args.directory)}: {what}", flush=True)
+        print(f"{kind:10} {name}: {what}", flush=True)
+
+        if args.results:
+            row = {
+                "file": name,
+                "outcome": kind,
+                "said": what,
+                "gpu_mem": args.gpu_mem,
+                "devices": args.devices,
+                "time_limit": args.time_limit,
+            }
+            with args.results.open("a") as results:
+                results.write(json.dumps(row) + "\n")
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
     return 1 if counts["fault"] else 0
 
