@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from autofit.core.config import Config
 from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST, Event
 from autofit.estimate.step_trace import Trace
@@ -149,12 +152,27 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
     transformer = (
         hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
     )
-    checkpointing = config.activation_checkpointing
-    if config.compile == "none" or not transformer or checkpointing not in _RECOMPUTED:
+    if config.compile == "none" or not transformer:
+        return None
+    share = _share_recomputed(config.activation_checkpointing, workload)
+    if share is None:
         return None
     if config.activation_offload == "cpu":
         return 0.0
-    share = _RECOMPUTED[checkpointing]
     if config.quantization == "int8":
         share = min(share, _RECOMPUTED_INT8)
     return share
+
+
+def _share_recomputed(checkpointing: str, workload: Workload) -> float | None:
+    """The share that compiled code recomputes under a value of activation_checkpointing."""
+    some = SomeBlocks.of(checkpointing)
+    if some is None or workload.traits is None:
+        return _RECOMPUTED.get(checkpointing)
+
+    # Between no block and all of them; of every second one it is known where nothing else is done.
+    shares = {0.0: _RECOMPUTED[some.rest], 1.0: _RECOMPUTED[some.value]}
+    if some.rest == "none":
+        shares[0.5] = _RECOMPUTED["alternate"]
+    number = some.number / workload.traits.blocks
+    return float(np.interp(number, sorted(shares), [shares[at] for at in sorted(shares)]))

@@ -1,14 +1,14 @@
 """Schedules: a step of the whole model as a sequence of segments, in which those of the middle
 blocks are repeated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autofit.estimate.scaling import Floats
 from autofit.estimate.segments import Mode, Repeats, Segment, Segments
-from autofit.estimate.shallow_model import CHUNK
+from autofit.estimate.shallow_model import CHUNK, LONGEST_PERIOD
 
 Schedule = list[tuple[Sequence[Segment], Repeats]]
 
@@ -71,36 +71,49 @@ def as_traced(segments: Segments) -> Schedule:
     return list(schedule)
 
 
-def alternating(plain: Segments, full: Segments) -> Schedule:
-    """Every second block checkpointed, never the last: activation_checkpointing `alternate`.
+def mixed(kinds: Sequence[Segments]) -> Schedule:
+    """The schedule of blocks that are not all treated alike.
 
     Args:
-        plain, full: of blocks that are not checkpointed, and of those that are.
+        kinds: for each block of the whole model, the segments of a model whose blocks are all
+            treated as that one is.
     """
-    depth = plain.depth
-    assert depth is not None and depth.period == 1, "blocks that are all alike"
-    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
-    middle = depth.middle[0]  # as traced
-    last = middle + 1
-    pairs, odd = divmod(depth.repeats, 2)
-    first = kinds[middle]
-    second = kinds[middle + 1]
+    rest = kinds[-1]
+    depth = rest.depth
+    assert depth is not None, "a shortened model"
+    blocks = [(kind, depth.stand_in(number)) for number, kind in enumerate(kinds)]
+    last = blocks.pop()[1]
+    runs = [(blocks[run.start : run.stop], repeats) for run, repeats in _runs(blocks)]
 
-    schedule: Schedule = [([segment], plain.times(segment)) for segment in plain.before_blocks]
-    for block in range(middle):
-        schedule.append((kinds[block].of("forward", block), 1))
-    forward = first.of("forward", middle)
-    schedule.append((forward + second.of("forward", middle), pairs))
-    schedule.append((forward, odd))
-    schedule.append((plain.of("forward", last) + plain.after_blocks, 1))
+    schedule: Schedule = [([segment], rest.times(segment)) for segment in rest.before_blocks]
+    for run, repeats in runs:
+        schedule.append(([each for kind, at in run for each in kind.of("forward", at)], repeats))
+    schedule.append((rest.of("forward", last) + rest.after_blocks, 1))
 
-    schedule.append((plain.of("backward", None) + plain.of("backward", last), 1))
-    backward = first.of("backward", middle)
-    schedule.append((backward, odd))
-    schedule.append((second.of("backward", middle) + backward, pairs))
-    for block in reversed(range(middle)):
-        schedule.append((kinds[block].of("backward", block), 1))
+    schedule.append((rest.of("backward", None) + rest.of("backward", last), 1))
+    for run, repeats in reversed(runs):
+        backward = [each for kind, at in reversed(run) for each in kind.of("backward", at)]
+        schedule.append((backward, repeats))
     return schedule
+
+
+def _runs(blocks: Sequence[tuple[Segments, int]]) -> Iterator[tuple[range, int]]:
+    """The blocks as stretches that are repeated: the first one of each, and how often."""
+    keys = [(id(kind), stand_in) for kind, stand_in in blocks]
+    start = 0
+    while start < len(keys):
+        longest = (1, 1)  # (a length, how often)
+        for length in range(1, 2 * LONGEST_PERIOD + 1):
+            times = 1
+            first = keys[start : start + length]
+            while keys[start + times * length :][:length] == first:
+                times += 1
+            if times > 1 and times * length > longest[0] * longest[1]:
+                longest = (length, times)
+
+        length, times = longest
+        yield range(start, start + length), times
+        start += length * times
 
 
 def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:

@@ -20,7 +20,7 @@ from autofit.estimate.scaling import Grid, Symbols
 from autofit.setup.layers import repeated_blocks
 from autofit.techniques.loss import ROWS, token_slices
 
-_LONGEST_PERIOD = (
+LONGEST_PERIOD = (
     8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 )
 # in place of a block, in marks: what runs once for each chunk of the loss
@@ -44,6 +44,15 @@ class Depth:
     def middle(self) -> range:
         """The retained blocks that each stand for `repeats` blocks."""
         return range(self.first, self.first + self.period)
+
+    def stand_in(self, block: int) -> int:
+        """The retained block that stands for one of the whole model."""
+        if block < self.first:
+            return block
+        removed = self.whole - self.retained
+        if block - removed >= self.first + self.period:
+            return block - removed
+        return self.first + (block - self.first) % self.period
 
     def times(self, block: int | None) -> int:
         """How many blocks one retained block stands for."""
@@ -134,7 +143,7 @@ def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
 
 def _period(middle: Sequence[object], step: int) -> int | None:
     """After how many blocks the same kinds follow again, a multiple of `step`."""
-    for period in range(step, _LONGEST_PERIOD + 1, step):
+    for period in range(step, LONGEST_PERIOD + 1, step):
         if len(middle) >= period and all(
             a == b for a, b in zip(middle, middle[period:], strict=False)
         ):

@@ -36,7 +36,7 @@ from autofit.estimate.processes import Workers
 from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
-from autofit.estimate.schedules import alternating, as_traced, with_head
+from autofit.estimate.schedules import as_traced, mixed, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
@@ -45,6 +45,7 @@ from autofit.estimate.trace_keys import (
     group_key,
     group_of,
     interpolation_endpoints,
+    kinds_of_blocks,
     other_keys,
     pass_key,
     pass_of,
@@ -393,9 +394,12 @@ class SpaceEstimator:
             return Pass(complete[0], as_traced(complete[0]), self._computed)
 
         head, *blocks = complete
-        schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-        # Alternating ones end with a plain block.
-        schedule = with_head(schedule, head, blocks[0].let_go)
+        schedule = as_traced(blocks[0])
+        if len(blocks) > 1:
+            ways = kinds_of_blocks(config, plain.depth)
+            of_way = dict(zip(dict.fromkeys(ways), blocks, strict=True))
+            schedule = mixed([of_way[way] for way in reversed(ways)])
+        schedule = with_head(schedule, head, blocks[0].let_go)  # of the last block's kind
         return Pass(plain, schedule, self._computed)
 
     def _keys(self, config: Config) -> tuple[Config, ...]:

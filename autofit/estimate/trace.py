@@ -23,6 +23,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, describe_error
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
 from autofit.estimate.between_steps import events_between_steps
@@ -79,6 +80,8 @@ def _of_few_blocks(workload: Workload, config: Config, hardware: Hardware) -> Tr
     """The trace of a deep model, of which few blocks are followed; None where it is not deep, or
     its blocks do not do alike."""
     if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
+        return None
+    if SomeBlocks.of(config.activation_checkpointing):
         return None
 
     cut = Cut.of(config)

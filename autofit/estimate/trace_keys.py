@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autofit.core.config import Config, Value
 from autofit.core.knobs import KNOBS, Trace
-from autofit.core.knobs.activation_checkpointing import BUDGET
+from autofit.core.knobs.activation_checkpointing import BUDGET, ways_of_blocks
 from autofit.estimate.scaling import Symbols
 from autofit.estimate.shallow_model import Depth
 
@@ -69,8 +69,8 @@ def other_keys(
     by_flash: bool,
     asks_others: bool = False,
 ) -> tuple[Config, ...]:
-    """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if
-    every second one is checkpointed), or the whole model if the plain blocks have no `depth`.
+    """What is traced for a pass besides its plain blocks: the head, then the blocks (by
+    `kinds_of_blocks`), or the whole model if the plain blocks have no `depth`.
 
     Args:
         by_flash: PyTorch computes the attention of the plain blocks by flash anyway.
@@ -89,12 +89,13 @@ def other_keys(
     blocks = trace_key(config, symbols)
     if not asks_others:
         blocks = blocks.replace(loss="standard")
-    if config.activation_checkpointing == "alternate" and depth.period == 1:
-        whole, again = (
-            blocks.replace(activation_checkpointing=value) for value in ("none", "full")
-        )
-        return head, whole, again
-    return head, blocks
+    ways = kinds_of_blocks(config, depth)
+    return head, *(blocks.replace(activation_checkpointing=way) for way in dict.fromkeys(ways))
+
+
+def kinds_of_blocks(config: Config, depth: Depth) -> list[str]:
+    """How each block of the whole model is checkpointed, the last one first."""
+    return ways_of_blocks(config.activation_checkpointing, depth.whole)[::-1]
 
 
 def trace_key(

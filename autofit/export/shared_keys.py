@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.reference import COPIED
 from autofit.core.learning_rates import default_hyperparameters
@@ -18,7 +19,6 @@ from autofit.core.tasks import task_named
 from autofit.export.source import LEARNT, ExportSource, batches_fit
 from autofit.export.tool import LANGUAGE_MODELS, Request, Share, ToolKeys
 from autofit.export.trainer import (
-    CHECKPOINTED,
     OF_BF16,
     TRAINER_KNOBS,
     TrainerCase,
@@ -141,7 +141,7 @@ def whole_blocks(request: Request, path: str) -> ToolKeys:
     """`activation_checkpointing` of a tool that checkpoints every block or none."""
     knob = "activation_checkpointing"
     value = request.config.activation_checkpointing
-    keys = {path: value in CHECKPOINTED}
+    keys = {path: checkpoints_blocks(value)}
     if value in ("none", "full"):
         return ToolKeys(keys)
     if value.startswith("budget-"):
@@ -156,7 +156,7 @@ def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKe
     value = request.config.activation_checkpointing
     if value.startswith("budget-"):
         return ToolKeys(keys, keywords(request, knob).deviations)
-    if value in ("alternate", "selective"):
+    if value not in ("none", "full"):
         return request.keys(knob, keys, WHOLE_BLOCKS.format(request.title))
     return ToolKeys(keys)
 
@@ -177,7 +177,7 @@ def offload_of_blocks(
     """
     if request.config.activation_offload == "none":
         return ToolKeys(off)
-    if request.config.activation_checkpointing in CHECKPOINTED:
+    if checkpoints_blocks(request.config.activation_checkpointing):
         return request.keys("activation_offload", on, slower)
     return request.keys("activation_offload", off, otherwise, may_not_fit=True)
 

@@ -13,10 +13,12 @@ from typing import Any
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.core.knobs.lora_alpha import USUAL_ALPHA
 from autofit.core.knobs.optimizer import KEEP_SMALL_UPDATES
 from autofit.core.layout import Layout
 from autofit.core.learning_rates import default_hyperparameters
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.task import Task
 from autofit.core.tasks.custom import CUSTOM
 from autofit.export.fragments import Parts
@@ -64,8 +66,6 @@ _CHECKPOINTING_INSTEAD = {
 _ALL_DEVICES = (
     "gives weights up between forward and backward, with less memory and more time than measured"
 )
-# The values of activation_checkpointing that checkpoint blocks.
-CHECKPOINTED = ("full", "alternate", "selective")
 # Liger's own names; it ignores those that a model has no part for.
 _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squared")
 
@@ -219,7 +219,7 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
         setting = f"torch._functorch.config.activation_memory_budget = {budget}"
         why = "Trainer has no argument for it and keeps more for the backward"
         return case.keywords(knob, f"{why}; set {setting} yourself", may_not_fit=True)
-    if value not in CHECKPOINTED:
+    if not checkpoints_blocks(value):
         return TrainerKeywords()
 
     options: dict[str, Any] = {"use_reentrant": False}
@@ -228,7 +228,13 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
     if case.config.activation_offload != "none":
         options["offload"] = True
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
-    return case.keywords(knob, _CHECKPOINTING_INSTEAD.get(value), arguments=arguments)
+    instead = _CHECKPOINTING_INSTEAD.get(value)
+    if SomeBlocks.of(value):
+        instead = (
+            "Trainer cannot checkpoint the first blocks alone; it checkpoints all of them, "
+            "with less memory and more time than measured"
+        )
+    return case.keywords(knob, instead, arguments=arguments)
 
 
 def _offload(case: TrainerCase) -> TrainerKeywords:
@@ -238,7 +244,7 @@ def _offload(case: TrainerCase) -> TrainerKeywords:
     if case.config[knob] == "none":
         return TrainerKeywords()
 
-    if case.config.activation_checkpointing in CHECKPOINTED:
+    if checkpoints_blocks(case.config.activation_checkpointing):
         beside = "Trainer's copies run between the computations, not beside them"
         return case.keywords(knob, f"{beside}, which is slower than measured")
     inputs = "Trainer offloads the inputs of checkpointed blocks only"

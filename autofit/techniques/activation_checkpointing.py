@@ -19,7 +19,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from autofit.core.knobs.activation_checkpointing import BUDGET, KNOB
+from autofit.core.knobs.activation_checkpointing import BUDGET, KNOB, ways_of_blocks
+from autofit.core.some_blocks import SomeBlocks
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.layers import repeated_blocks
 
@@ -52,7 +53,8 @@ class ActivationCheckpointing(Technique):
 
     `full`: its input. `alternate`: every second block its input, the others (always the last)
     everything. `selective`: its input, and the outputs of matrix products, convolutions and
-    attention. `budget-F`: the compiler recomputes until at most the share F of what it would save
+    attention. `full:N`: `full` of the first N blocks, whose backward comes last, when what the
+    others saved is gone; `none` of the rest, or with `full:N+selective` that. `budget-F`: the compiler recomputes until at most the share F of what it would save
     remains; a knapsack by arithmetic cost, whose peak does not always fall with F (pytorch issue
     197838).
     """
@@ -64,8 +66,19 @@ class ActivationCheckpointing(Technique):
     all_exact = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        """`none` where no gradient reaches a block."""
-        return self.off if config.head_only else config[self.name]
+        """`none` where no gradient reaches a block; one word where all blocks are alike."""
+        value = config[self.name]
+        if config.head_only:
+            return self.off
+
+        some = SomeBlocks.of(value)
+        if some is None:
+            return value
+        if some.number == 0:
+            return some.rest
+        if workload.traits and some.number >= workload.traits.blocks > 0:
+            return some.value
+        return str(some)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
@@ -99,19 +112,18 @@ class ActivationCheckpointing(Technique):
         blocks = repeated_blocks(setup.model)
         if not blocks:
             raise RefusedError(_NO_BLOCKS)
-        if value == "alternate":
-            # Never the last: it would be recomputed at once, while all that the others save is
-            # still there.
-            blocks = blocks[len(blocks) % 2 :: 2]
-        if getattr(setup.model, "checkpoints_trained_alone", False):
-            blocks = [block for block in blocks if _is_trained(block)]
+        ways = ways_of_blocks(value, len(blocks))
+        trained_alone = getattr(setup.model, "checkpoints_trained_alone", False)
 
-        for block in blocks:
-            if value == "full" and hasattr(block.forward, _FULL):
-                continue  # by `alternate`, where a run that ran out of memory goes on with `full`
-            _checkpoint(setup, block, selective=value == "selective")
+        for block, way in zip(blocks, ways, strict=True):
+            if way == self.off or (trained_alone and not _is_trained(block)):
+                continue
+            # By the value before, where a run that ran out of memory goes on with `full`.
+            if way == "full" and hasattr(block.forward, _FULL):
+                continue
+            _checkpoint(setup, block, selective=way == "selective")
 
-        if value == "selective":
+        if "selective" in ways:
             setup.step_contexts.append(_changes_in_place_refused)
 
     def trace(self, setup: Setup, value: Value) -> None:

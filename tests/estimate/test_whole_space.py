@@ -249,6 +249,22 @@ FAR: dict[str, dict[str, Any]] = {
         "activation_offload": "cpu",
         "activation_checkpointing": "alternate",
     },
+    "1 block of the rest plain": {"micro_batch_size": 8, "activation_checkpointing": "full:1"},
+    "some blocks, the rest selective": {
+        "micro_batch_size": 8,
+        "activation_checkpointing": "full:2+selective",
+    },
+    "offloaded, some blocks": {
+        "micro_batch_size": 8,
+        "activation_offload": "cpu",
+        "activation_checkpointing": "full:2",
+    },
+    "some blocks, adapters": {
+        **LORA,
+        "activation_offload": "none",
+        "activation_checkpointing": "full:3",
+        "micro_batch_size": 8,
+    },
     "offloaded, nf4": {**LORA, "micro_batch_size": 8, "quantization": "nf4"},
     "offloaded, int8": {**LORA, "micro_batch_size": 8, "quantization": "int8"},
     "offloaded, chunked": {**LORA, "micro_batch_size": 4, "loss": "chunked"},

@@ -40,6 +40,8 @@ Emit = Callable[..., str]
         ),
         ("causal-lm", None, {"activation_checkpointing": "alternate", **LORA}),
         ("masked-lm", None, {"activation_checkpointing": "alternate", "precision": "bf16-mixed"}),
+        ("causal-lm", None, {"activation_checkpointing": "full:1", **LORA}),
+        ("causal-lm", None, {"activation_checkpointing": "full:1+selective", "micro_batch_size": 2}),
         (
             "image-classification",
             None,
@@ -78,14 +80,18 @@ def kept_bytes(script: Any, model: Any) -> int:
     return sum(storages.values())
 
 
-def test_alternate_keeps_half_of_what_full_saves(emit: Emit, architectures: dict[str, Any]) -> None:
+def test_some_blocks_keep_their_share_of_what_full_saves(
+    emit: Emit, architectures: dict[str, Any]
+) -> None:
     four = {"model_config": {**architectures["causal-lm"], "num_hidden_layers": 4}}
     kept = {}
-    for value in ("none", "alternate", "full"):
+    for value in ("none", "alternate", "full:1", "full"):
         script = module_of(emit("causal-lm", four, activation_checkpointing=value))
         kept[value] = kept_bytes(script, model_of(script))
     assert kept["none"] > 2 * kept["full"]
-    assert kept["alternate"] == pytest.approx((kept["none"] + kept["full"]) / 2, rel=0.1)
+    for value, share in (("alternate", 1 / 2), ("full:1", 1 / 4)):
+        expected = kept["none"] - share * (kept["none"] - kept["full"])
+        assert kept[value] == pytest.approx(expected, rel=0.1)
 
 
 def test_selective_computes_no_product_again(emit: Emit) -> None:

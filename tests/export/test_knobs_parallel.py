@@ -211,7 +211,7 @@ def test_a_script_is_clean_and_short(
         "lora": {
             **LORA,
             "precision": "bf16",
-            "activation_checkpointing": "selective",
+            "activation_checkpointing": "full:1+selective",
             "attention": "flash",
         },
         "qlora": {

@@ -151,6 +151,7 @@ def test_flash_attention_is_named_where_its_package_is() -> None:
         ("precision", "fp8"),
         ("activation_checkpointing", "alternate"),
         ("activation_checkpointing", "selective"),
+        ("activation_checkpointing", "full:1"),
         ("activation_checkpointing", "budget-0.5"),
         ("activation_offload", "cpu"),
         ("optimizer", "adamw-8bit"),

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autofit.core.config import Value
-from autofit.core.errors import RefusedError
+from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
@@ -180,6 +180,56 @@ def test_alternate_wraps_every_second_block_and_never_the_last(
         model=model,
     )
     assert ["forward" in block.__dict__ for block in model.blocks] == wrapped
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("full:2", ["full", "full", "none", "none"]),
+        ("full:3+selective", ["full", "full", "full", "selective"]),
+    ],
+)
+def test_a_number_of_blocks_is_the_first_ones_and_the_rest_is_as_said(
+    value: str, kept: list[str]
+) -> None:
+    workload = tiny.transformer_workload()
+
+    def saved(value: str) -> float:
+        config = {"activation_checkpointing": value}
+        return kept_bytes(build(workload, config, tiny.CPU, model=tiny.Transformer(depth=4)))
+
+    share = {one: saved(one) / 4 for one in set(kept)}
+    assert saved(value) == pytest.approx(sum(share[one] for one in kept), rel=0.02)
+
+    model = tiny.Transformer(depth=4)
+    build(workload, {"activation_checkpointing": value}, tiny.CPU, model=model)
+    wrapped = ["forward" in block.__dict__ for block in model.blocks]
+    assert wrapped == [one != "none" for one in kept]
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        ("full:0", "none"),
+        ("full:0+selective", "selective"),
+        ("full:3", "full:3"),
+        ("full:03+selective", "full:3+selective"),
+        ("full:4", "full"),
+        ("full:9+selective", "full"),
+    ],
+)
+def test_no_block_and_all_of_them_are_the_words_for_that(given: str, canonical: str) -> None:
+    workload = replace(tiny.transformer_workload(), traits=replace(NO_BLOCKS, blocks=4))
+    config = canonicalize({"activation_checkpointing": given}, workload, tiny.CPU)
+    assert config.activation_checkpointing == canonical
+
+
+@pytest.mark.parametrize("value", ["full:", "full:-1", "full:1.5", "alternate:2", "full:2+full"])
+def test_other_words_are_refused_with_what_it_takes(value: str) -> None:
+    with pytest.raises(InputError, match=r"It takes none, selective, .* full:N for the first N"):
+        canonicalize(
+            {"activation_checkpointing": value}, tiny.transformer_workload(), tiny.CPU
+        )
 
 
 @pytest.mark.parametrize("value", BUDGETS)

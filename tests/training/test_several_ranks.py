@@ -36,6 +36,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "checkpointed": {"activation_checkpointing": "full"},
     "selective": {"activation_checkpointing": "selective", "micro_batch_size": 2},
     "alternate": {"activation_checkpointing": "alternate"},
+    "some blocks": {"activation_checkpointing": "full:1"},
     "compiled": {"compile": "default", "activation_checkpointing": "budget-0.5"},
     "chunked": {"loss": "chunked", "micro_batch_size": 3},
     "eager": {"attention": "eager"},

@@ -1,5 +1,7 @@
 """attention, kernels, activation_checkpointing, compile: how the blocks run."""
 
+from autofit.core.config import Config
+from autofit.core.some_blocks import SomeBlocks
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import import_from, template
 
@@ -61,18 +63,36 @@ def activation_checkpointing(case: Case) -> Fragments | None:
         others = (_LISTED, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
         words = f"{comment}, every second block keeps only its input"
         return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
-    if value != "selective":
+    some = SomeBlocks.of(value)
+    if some and some.rest == "none":
+        words = f"{comment}, of which these keep only their input"
+        others = (
+            _LISTED,
+            f"for block in blocks[{some.number}:]:",
+            "    block.gradient_checkpointing = False",
+        )
+        return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
+    if some is None and value != "selective":
         return None
+
+    names = {"CheckpointPolicy", "create_selective_checkpoint_contexts"}
+    first: tuple[str, ...] = ()
+    if some:
+        names.add("checkpoint")
+        first = (
+            _LISTED,
+            f"for block in blocks[:{some.number}]:  {comment}",
+            "    block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)",
+        )
     keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
     return Fragments(
         standard=("from functools import partial",),
         imports=(
-            import_from(
-                "torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"
-            ),
+            import_from("torch.utils.checkpoint", *sorted(names)),
+            *((BLOCK_CLASS,) if some else ()),
         ),
         functions=(template("selective"),),
-        adapt=(keep, _enable(case, '{"use_reentrant": False, "context_fn": keep}')),
+        adapt=(keep, _enable(case, '{"use_reentrant": False, "context_fn": keep}'), *first),
     )
 
 
@@ -87,12 +107,18 @@ def _enable(case: Case, given: str = "") -> str:
     return f"model.{method}({given})"
 
 
+def lists_blocks(config: Config) -> bool:
+    """Whether the fragments of activation_checkpointing have made `blocks`."""
+    value = config.activation_checkpointing
+    return value == "alternate" or SomeBlocks.of(value) is not None
+
+
 def compiled(case: Case) -> Fragments | None:
     """torch.compile block by block, or of the whole model if it repeats none."""
     value = case.config.compile
     if value not in ("default", "max-autotune-no-cudagraphs"):
         return None
-    listed = case.config.activation_checkpointing == "alternate"  # which has made `blocks`
+    listed = lists_blocks(case.config)
     mode = "" if value == "default" else f', mode="{value}"'
     return Fragments(
         imports=() if listed else (BLOCK_CLASS,),

@@ -3,7 +3,7 @@ each."""
 
 from autofit.core.quoting import lines_of
 from autofit.export.fragments import Case, Fragments
-from autofit.export.knobs.blocks import BLOCK_CLASS, BLOCKS
+from autofit.export.knobs.blocks import BLOCK_CLASS, BLOCKS, lists_blocks
 from autofit.export.template import call, fill, import_from, template
 
 # The dtype of products, by precision.
@@ -117,7 +117,7 @@ def _sharded(case: Case) -> Fragments | None:
         given += [f"offload_policy=CPUOffloadPolicy({pinned})"]
         classes += ["CPUOffloadPolicy"]
 
-    has_list = case.config.compile != "none" or case.config.activation_checkpointing == "alternate"
+    has_list = case.config.compile != "none" or lists_blocks(case.config)
     slots = {
         "options": lines,
         "blocks": "blocks" if has_list else BLOCKS,

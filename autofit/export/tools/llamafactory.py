@@ -4,11 +4,12 @@ It checkpoints unless a key of opposite meaning says otherwise, in its own way w
 Weights come in the dtype of the checkpoint unless another is named.
 """
 
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Tool, ToolKeys, trained_by
-from autofit.export.trainer import CHECKPOINTED, learning
+from autofit.export.trainer import learning
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 
@@ -40,7 +41,7 @@ def _refuse(source: ExportSource) -> str | None:
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    off = request.config.activation_checkpointing not in CHECKPOINTED
+    off = not checkpoints_blocks(request.config.activation_checkpointing)
     keys = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
     return shared.whole_blocks_of_trainer(request, keys)
 

@@ -6,12 +6,13 @@ says otherwise. It hands keys on as words of a command line, so that a key witho
 
 from typing import Any
 
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.core.task import TEACHER
 from autofit.core.tasks import task_named
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys, trained_by
-from autofit.export.trainer import CHECKPOINTED, learning
+from autofit.export.trainer import learning
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attn"}
 # Adapters that are trained in another precision than the weights beside them.
@@ -43,7 +44,7 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    is_on = request.config.activation_checkpointing in CHECKPOINTED
+    is_on = checkpoints_blocks(request.config.activation_checkpointing)
     options = {"gradient_checkpointing_kwargs.use_reentrant": False} if is_on else {}
     return shared.whole_blocks_of_trainer(request, {"gradient_checkpointing": is_on, **options})
 

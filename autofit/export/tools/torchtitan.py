@@ -12,6 +12,7 @@ from typing import Any
 
 from autofit.core.learning_rates import default_hyperparameters
 from autofit.core.quoting import comment
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
@@ -70,6 +71,8 @@ def _checkpointing(request: Request) -> ToolKeys:
     if value.startswith("budget-"):
         budget = value.removeprefix("budget-")
         return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={budget})"})
+    if SomeBlocks.of(value):
+        value = "alternate"  # of which it does as much
     return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
 
 

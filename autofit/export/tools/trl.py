@@ -12,6 +12,7 @@ makes that of the same YAML. These hold all logits.
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.core.quoting import comment
 from autofit.core.task import TEACHER
 from autofit.core.tasks import task_named
@@ -20,7 +21,7 @@ from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import fill, import_from, literal, template
 from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys, trained_by
-from autofit.export.trainer import CHECKPOINTED, learning
+from autofit.export.trainer import learning
 
 _SCRIPT = "train_trl.py"
 _LOSS_INSTEAD = {
@@ -83,7 +84,7 @@ def _offload(request: Request) -> ToolKeys:
         lacks = "this trainer of TRL offloads nothing, and needs more memory than measured"
         return request.keys(knob, {}, lacks if own else None, may_not_fit=own)
 
-    if own and request.config.activation_checkpointing in CHECKPOINTED:
+    if own and checkpoints_blocks(request.config.activation_checkpointing):
         off = {} if task.generated else {"activation_offloading": False}
         return ToolKeys(off, shared.keywords(request, knob).deviations)
     if task.generated:

@@ -4,13 +4,14 @@ kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, an
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.core.quoting import comment
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, keyword_arguments, template, yaml_file
 from autofit.export.tool import LANGUAGE_MODELS, Header, Request, Tool, ToolKeys
-from autofit.export.trainer import CHECKPOINTED, learning
+from autofit.export.trainer import learning
 
 _YAML = "unsloth.yaml"
 _COMPILE = "Unsloth compiles parts of the model in its own way, which was not measured"
@@ -42,7 +43,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """The value `unsloth` also offloads the inputs of blocks."""
-    on = request.config.activation_checkpointing in CHECKPOINTED
+    on = checkpoints_blocks(request.config.activation_checkpointing)
     offloads = on and request.config.activation_offload != "none"
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
     return shared.whole_blocks_of_trainer(request, keys)

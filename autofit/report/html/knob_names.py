@@ -8,6 +8,7 @@ from autofit.core.errors import pluralize
 from autofit.core.knobs import is_off, knob_named
 from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.core.layout import implied
+from autofit.core.some_blocks import SomeBlocks
 from autofit.report.formatting import value
 
 KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML has it
@@ -55,6 +56,10 @@ def _row(config: Mapping[str, Any], name: str) -> KnobRow:
     elif str(given).startswith(BUDGET):
         share = float(str(given).removeprefix(BUDGET))
         words = f"the compiler keeps about {share:.0%} of the activations"
+    elif some := SomeBlocks.of(given):
+        words = f"{some.value}, of the first {pluralize(some.number, 'block')} alone"
+        if some.rest != "none":
+            words += f"; the rest {some.rest}"
 
     settings = [f"{part}: {value(config.get(part, 1))}" for part in parts]
     return title, words, ", ".join(settings)

@@ -32,7 +32,8 @@ def test_checkpointing_is_told_by_its_opposite() -> None:
     assert keys()["disable_gradient_checkpointing"] is True
     told = keys(**CASES["full"])
     assert (told["disable_gradient_checkpointing"], told["use_reentrant_gc"]) == (False, False)
-    assert departures(activation_checkpointing="alternate") == {"activation_checkpointing": False}
+    for value in ("alternate", "full:1"):
+        assert departures(activation_checkpointing=value) == {"activation_checkpointing": False}
     assert keys(activation_checkpointing="full", activation_offload="cpu")["use_unsloth_gc"] is True
     assert departures(activation_offload="cpu") == {"activation_offload": True}
 

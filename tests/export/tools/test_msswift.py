@@ -60,7 +60,8 @@ def test_it_checkpoints_whole_blocks_without_reentering() -> None:
     assert told["gradient_checkpointing"] is True
     assert told["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
     assert keys()["gradient_checkpointing"] is False
-    assert departures(activation_checkpointing="alternate") == {"activation_checkpointing": False}
+    for value in ("alternate", "full:1"):
+        assert departures(activation_checkpointing=value) == {"activation_checkpointing": False}
     assert departures(activation_offload="cpu") == {"activation_offload": True}
 
 

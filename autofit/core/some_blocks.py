@@ -1,0 +1,35 @@
+"""A knob's value for some of a model's blocks, as a word: `full:12`, for the first twelve."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_OFF = "none"
+
+
+@dataclass(frozen=True)
+class SomeBlocks:
+    """A value for the first blocks of a model, and another for all others.
+
+    Attributes:
+        value: of the first ones.
+        number: of these.
+        rest: the value of the others: of `full:12+selective` selective, of `full:12` none.
+    """
+
+    value: str
+    number: int
+    rest: str = _OFF
+
+    @classmethod
+    def of(cls, value: object) -> Self | None:
+        """What a knob's value says; None where it is one value for all blocks."""
+        found = re.fullmatch(r"([a-z]+):(\d+)(?:\+([a-z]+))?", str(value))
+        if found is None:
+            return None
+        first, number, rest = found.groups()
+        return cls(first, int(number), rest or _OFF)
+
+    def __str__(self) -> str:
+        rest = "" if self.rest == _OFF else f"+{self.rest}"
+        return f"{self.value}:{self.number}{rest}"
