@@ -92,9 +92,18 @@ def _readable(hardware: Hardware, recorder: Recorder) -> Iterator[None]:
     def storage_address(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
+    detach = torch.Tensor.detach
+
+    def detached_of_host(tensor: torch.Tensor) -> torch.Tensor:
+        """Of weights that rest on the host a state dict takes the host's. A view of one here would
+        fill its storage, as one on a device does not."""
+        is_resting = tensor.numel() and not tensor.untyped_storage().nbytes()
+        return tensor if is_resting else detach(tensor)
+
     with ExitStack() as stack:
         for owner, name, replacement in (
             (random_state, "capture", lambda _: {}),
+            (torch.Tensor, "detach", detached_of_host),
             (torch.Tensor, "cpu", to_host),
             (FakeTensor, "numpy", to_numpy),
             (host_tensors, "storage_address", storage_address),

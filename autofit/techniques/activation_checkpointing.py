@@ -51,12 +51,13 @@ _SAVED_PARTS = (
 class ActivationCheckpointing(Technique):
     """What each repeated block saves for the backward.
 
-    `full`: its input. `alternate`: every second block its input, the others (always the last)
-    everything. `selective`: its input, and the outputs of matrix products, convolutions and
-    attention. `full:N`: `full` of the first N blocks, whose backward comes last, when what the
-    others saved is gone; `none` of the rest, or with `full:N+selective` that. `budget-F`: the compiler recomputes until at most the share F of what it would save
-    remains; a knapsack by arithmetic cost, whose peak does not always fall with F (pytorch issue
-    197838).
+    - `full`: its input.
+    - `alternate`: every second block its input, the others (always the last) everything.
+    - `selective`: its input, and the outputs of matrix products, convolutions and attention.
+    - `full:N`: the first N blocks, whose backward comes last, when what the others saved is gone,
+      their inputs; the rest everything, or with `full:N+selective` what `selective` says.
+    - `budget-F`: the compiler recomputes until at most the share F of what it would save remains; a
+      knapsack by arithmetic cost, whose peak does not always fall with F (pytorch issue 197838).
     """
 
     record = KNOB

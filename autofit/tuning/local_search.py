@@ -16,6 +16,7 @@ from autofit.core.errors import InputError
 from autofit.core.knobs import Trace, knob_named
 from autofit.core.result import tier
 from autofit.estimate.trace_keys import traced_part
+from autofit.tuning.fractions import Fractions, is_partly_on
 from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
 
 Merit = tuple[float, ...]
@@ -27,6 +28,8 @@ Change = tuple[str, Value]  # of a knob, to a value
 _SLACK = 0.03
 _OF_ANOTHER_TIER = 0.1
 _OF_PAIRS = 0.01
+
+_AT_ONCE = 6  # configs for which a number of blocks is looked for at the same time
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Neighbours:
         given: dict[str, Value] = {}
         for knob, values in self.knobs.items():
             # A value that is not listed was settled by other knobs, and may settle otherwise now.
-            given[knob] = config[knob] if config[knob] in values else None
+            keeps = config[knob] in values or is_partly_on(config, knob)
+            given[knob] = config[knob] if keeps else None
         given.update(changes)
 
         try:
@@ -93,6 +97,7 @@ class LocalSearch:
         predict: bytes and seconds of some configs, NaN where unknown.
         merit: the better a row, the larger; its first number is 1 where the config fits, else 0.
         is_over: whether there is no time for more.
+        fractions: finds numbers of blocks; None: the model has no blocks.
 
     Attributes:
         rows: what was predicted, by config.
@@ -105,6 +110,7 @@ class LocalSearch:
         predict: Callable[[Sequence[Config]], BytesAndSeconds],
         merit: Callable[[Row], Merit],
         is_over: Callable[[], bool] = lambda: False,
+        fractions: Fractions | None = None,
     ) -> None:
         self.rows: dict[Config, Row] = {}
         self.tiers: dict[str, dict[Config, Row]] = {}
@@ -112,6 +118,7 @@ class LocalSearch:
         self._predict = predict
         self.merit = merit
         self._is_over = is_over
+        self._fractions = fractions
         self._traced: set[tuple[Value, ...]] = set()
         # By tier and by a config whose neighbours were looked at those neighbours, the newest last:
         # by each value of a knob the config that has it instead.
@@ -125,6 +132,8 @@ class LocalSearch:
                 self.rows[row.config] = row
                 self.tiers.setdefault(tier(row.config), {})[row.config] = row
                 self._traced.add(traced_part(row.config))
+                if self._fractions:
+                    self._fractions.note(row)
 
     def leader(self, name: str) -> Row | None:
         """The best row of a tier; None where none is known."""
@@ -144,8 +153,13 @@ class LocalSearch:
             return [each for each in configs if tracing or traced_part(each) in self._traced]
 
         while leader := self.leader(name):
-            # Pairs are looked at where no single change is better: there they are few.
-            asked = may_ask(self.singles(leader)) or may_ask(self._pairs(leader))
+            # Pairs are looked at where no single change is better: there they are few. Between two
+            # values all is traced that a number of blocks needs.
+            asked = (
+                may_ask(self.singles(leader))
+                or may_ask(self._pairs(leader))
+                or self._between(name, leader)
+            )
             if not asked or self._is_over():
                 return leader
             self.add(asked)
@@ -208,6 +222,20 @@ class LocalSearch:
             if costs_no_trace or self._may_be_better(row, pair, config, _OF_PAIRS):
                 asked.append(config)
         return asked
+
+    def _between(self, name: str, leader: Row) -> list[Config]:
+        """Of a tier the configs in which a number of blocks is treated in one way, and which are
+        expected to be better than its leader."""
+        if self._fractions is None:
+            return []
+        expected = self._fractions.expected(name, self._fits)
+        better = [
+            row
+            for row in expected
+            if row.config not in self.rows and self.merit(row) > self.merit(leader)
+        ]
+        better.sort(key=self.merit, reverse=True)
+        return [row.config for row in better[:_AT_ONCE]]
 
     def _may_be_better(
         self, row: Row, changes: Sequence[Change], config: Config, slack: float

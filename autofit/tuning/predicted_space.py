@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import time
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -34,6 +35,7 @@ from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.search.enumeration import Enumeration
 from autofit.search.ranking import Figures, Ranking
+from autofit.tuning.fractions import Fractions
 from autofit.tuning.local_search import LocalSearch, Merit, Neighbours
 from autofit.tuning.narrowing import Row, Values, usual_values
 from autofit.tuning.target import estimate_on
@@ -108,10 +110,11 @@ class SpaceSearch:
         self.question = question
         hardware = question.hardware
         self._cap = question.budget.cap_bytes(hardware.device, hardware.context_bytes)
-        # The upper end of the estimates of configs that were followed, and by kind of config the
-        # least ratio of such an end to the rough figure: what it rules out does not fit.
+        # The upper end of the estimates of configs that were followed, and by kind of config what
+        # these are, with the ratio of such an end to the rough figure.
         self._upper_ends: dict[Config, float] = {}
-        self._growth: dict[_Kind, float] = {}
+        self._growths: dict[_Kind, dict[Config, float]] = {}
+        self._expected_growths: dict[Config, float] = {}
         self._untraceable: set[Config] = set()
         self._followed: dict[str, Followed] = {}
         self._close: dict[str, int] = {}
@@ -149,7 +152,10 @@ class SpaceSearch:
             notify=self._progress.traces_left,
         )
         neighbours = Neighbours(question.knobs, constraints)
-        self.local = LocalSearch(neighbours, predictor, self.merit, self._is_over)
+        fractions = None
+        if workload.traits and workload.traits.blocks:
+            fractions = Fractions(workload.traits.blocks, question.knobs, constraints)
+        self.local = LocalSearch(neighbours, predictor, self.merit, self._is_over, fractions)
 
     def answer(self) -> Answer:
         """Follow the best config of each tier until one surely fits, and say what was seen.
@@ -259,8 +265,21 @@ class SpaceSearch:
     def _fits(self, row: Row) -> bool:
         if row.config in self._untraceable:
             return False
-        expected = row.nbytes * self._growth.get(_kind_of(row.config), 1.0)
-        return self._upper_ends.get(row.config, expected) <= self._cap
+        if row.config in self._upper_ends:
+            return self._upper_ends[row.config] <= self._cap
+        return row.nbytes * self._expected_growth(row.config) <= self._cap
+
+    def _expected_growth(self, config: Config) -> float:
+        """By how much the upper end of a config's estimate is expected to exceed its rough figure:
+        as that of the config of its kind that was followed and has most in common with it."""
+        if config not in self._expected_growths:
+            nearest = (math.inf, 1.0)
+            values = list(config.values())
+            for other, growth in self._growths.get(_kind_of(config), {}).items():
+                differing = sum(map(operator.ne, values, other.values()))
+                nearest = min(nearest, (differing, growth))
+            self._expected_growths[config] = nearest[1]
+        return self._expected_growths[config]
 
     def _value(self, row: Row) -> float:
         """What the objective says of a row."""
@@ -291,8 +310,8 @@ class SpaceSearch:
             grown = estimate.high - estimate.breakdown["context"]
             self._upper_ends[config] = grown
             growth = grown / self.local.rows[config].nbytes
-            kind = _kind_of(config)
-            self._growth[kind] = min(self._growth.get(kind, growth), growth)
+            self._growths.setdefault(_kind_of(config), {})[config] = growth
+            self._expected_growths.clear()
             if estimate.verdict == "yes" or (
                 estimate.verdict == "maybe" and name not in self._followed
             ):

@@ -142,14 +142,30 @@ def test_a_card_holds_one_gathered_weight_at_a_time(knobs: dict[str, Any], gathe
     assert gathered * largest <= saving <= gathered * (largest + 32 * 128 * 4)
 
 
+STREAMED = {"parameter_offload": "cpu"}
+
+
 @pytest.mark.parametrize(
-    "knobs", [{}, {"optimizer_offload": "cpu"}, {"quantization": "nf4"} | LORA]
+    "knobs",
+    [
+        {},
+        {"optimizer_offload": "cpu"},
+        {"quantization": "nf4"} | LORA,
+        STREAMED | LORA,
+        STREAMED | {"optimizer_in_backward": True},
+        STREAMED | {"optimizer_offload": "cpu"},
+    ],
 )
 def test_saving_takes_nothing_of_a_card_that_is_alone(knobs: dict[str, Any]) -> None:
-    traced = trace(llama_workload(), knobs, AMPERE)
+    # Of five blocks with matrices that are worth streaming.
+    workload = llama_workload(num_hidden_layers=5, hidden_size=256, intermediate_size=512)
+    traced = trace(workload, knobs, AMPERE)
     resting = sum(dict(rounded(traced, AMPERE)).values())
     found = peaks_between_steps(traced, AMPERE)
-    assert found[SAVING] - resting < 16 * 1024  # what nf4 notes of itself
+    # What nf4 notes of itself, and a block that an evaluation before it has left there.
+    streamed = "parameter_offload" in knobs
+    block = 4 * (4 * 256 * 256 + 3 * 256 * 512)
+    assert found[SAVING] - resting < 64 * 1024 + 2 * streamed * block
     assert found[EVALUATION] > resting
 
 

@@ -41,7 +41,11 @@ Emit = Callable[..., str]
         ("causal-lm", None, {"activation_checkpointing": "alternate", **LORA}),
         ("masked-lm", None, {"activation_checkpointing": "alternate", "precision": "bf16-mixed"}),
         ("causal-lm", None, {"activation_checkpointing": "full:1", **LORA}),
-        ("causal-lm", None, {"activation_checkpointing": "full:1+selective", "micro_batch_size": 2}),
+        (
+            "causal-lm",
+            None,
+            {"activation_checkpointing": "full:1+selective", "micro_batch_size": 2},
+        ),
         (
             "image-classification",
             None,

@@ -227,9 +227,7 @@ def test_no_block_and_all_of_them_are_the_words_for_that(given: str, canonical: 
 @pytest.mark.parametrize("value", ["full:", "full:-1", "full:1.5", "alternate:2", "full:2+full"])
 def test_other_words_are_refused_with_what_it_takes(value: str) -> None:
     with pytest.raises(InputError, match=r"It takes none, selective, .* full:N for the first N"):
-        canonicalize(
-            {"activation_checkpointing": value}, tiny.transformer_workload(), tiny.CPU
-        )
+        canonicalize({"activation_checkpointing": value}, tiny.transformer_workload(), tiny.CPU)
 
 
 @pytest.mark.parametrize("value", BUDGETS)

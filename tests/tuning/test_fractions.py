@@ -1,0 +1,134 @@
+"""The least number of blocks that fits is found between all and none, by few predictions."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.core.config import Config
+from autofit.core.constraints import Constraints
+from autofit.tuning.fractions import Fractions
+from autofit.tuning.local_search import LocalSearch, Merit, Neighbours
+from autofit.tuning.narrowing import Row, Values
+
+KNOBS: Values = {
+    "activation_checkpointing": ("full", "selective", "none"),
+    "lora_rank": (0,),
+    "micro_batch_size": (1, 2),
+}
+OFF = {"activation_checkpointing": "none", "lora_rank": 0, "micro_batch_size": 1}
+
+
+def of(value: str, samples: int = 1) -> Config:
+    return Config({**OFF, "activation_checkpointing": value, "micro_batch_size": samples})
+
+
+def fractions_of(blocks: int, knobs: Values = KNOBS, refuses: str = "") -> Fractions:
+    def rule(config: Config) -> str | None:
+        return "not there" if refuses and refuses in config.activation_checkpointing else None
+
+    return Fractions(blocks, knobs, Constraints(OFF, {}, {"activation_checkpointing": rule}))
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=80),
+    st.floats(0.0, 1.0),
+    st.sampled_from(["none", "selective"]),
+)
+def test_the_least_number_that_fits_is_found_whatever_each_block_takes(
+    kept: list[float], share: float, rest: str
+) -> None:
+    """Each block frees another part: how far bytes fall with the number is no straight line."""
+    blocks = len(kept)
+
+    def nbytes(number: int) -> float:
+        return 1.0 + sum(kept[number:])
+
+    cap = nbytes(blocks) + share * (nbytes(0) - nbytes(blocks))
+    least = next(number for number in range(blocks + 1) if nbytes(number) <= cap)
+
+    def fits(row: Row) -> bool:
+        return row.nbytes <= cap
+
+    fractions = fractions_of(blocks)
+    fractions.note(Row(of("full"), nbytes(blocks), 2.0))
+    fractions.note(Row(of(rest), nbytes(0), 1.0))
+    asked = []
+    while expected := fractions.expected("full", fits):
+        (row,) = expected
+        asked.append(row.config.activation_checkpointing)
+        assert 1.0 < row.seconds < 2.0
+        number = int(asked[-1].removeprefix("full:").removesuffix("+selective"))
+        fractions.note(Row(row.config, nbytes(number), row.seconds))
+
+    suffix = "" if rest == "none" else "+selective"
+    if 0 < least < blocks:
+        assert f"full:{least}{suffix}" in asked
+    assert len(set(asked)) == len(asked) < blocks
+
+
+def test_equal_blocks_take_two_predictions() -> None:
+    fractions = fractions_of(80)
+    fractions.note(Row(of("full"), 20.0, 2.0))
+    fractions.note(Row(of("none"), 100.0, 1.0))
+    (row,) = fractions.expected("full", lambda row: row.nbytes <= 60.5)
+    assert row == Row(of("full:40"), 60.0, 1.5)
+    fractions.note(row)
+    (row,) = fractions.expected("full", lambda row: row.nbytes <= 60.5)
+    assert row.config == of("full:39")
+    fractions.note(row)
+    assert fractions.expected("full", lambda row: row.nbytes <= 60.5) == []
+
+
+def test_there_is_nothing_between_what_fits_or_does_not_or_is_unknown() -> None:
+    for full, none, cap in ((2.0, 3.0, 4.0), (2.0, 3.0, 1.0), (math.nan, 3.0, 2.5)):
+        fractions = fractions_of(8)
+        fractions.note(Row(of("full"), full, 2.0))
+        fractions.note(Row(of("none"), none, 1.0))
+        assert fractions.expected("full", lambda row, cap=cap: row.nbytes <= cap) == []
+
+
+def test_a_value_that_is_not_offered_or_refused_is_not_taken_of_some_blocks() -> None:
+    def asked(fractions: Fractions) -> list[str]:
+        fractions.note(Row(of("full"), 1.0, 2.0))
+        for rest in ("none", "selective"):
+            fractions.note(Row(of(rest), 3.0, 1.0))
+        expected = fractions.expected("full", lambda row: row.nbytes <= 2.0)
+        return [row.config.activation_checkpointing for row in expected]
+
+    assert asked(fractions_of(8)) == ["full:4", "full:4+selective"]
+    only_none = {**KNOBS, "activation_checkpointing": ("full", "none")}
+    assert asked(fractions_of(8, only_none)) == ["full:4"]
+    without_full = {**KNOBS, "activation_checkpointing": ("selective", "none")}
+    assert asked(fractions_of(8, without_full)) == []
+    assert asked(fractions_of(8, refuses="selective")) == ["full:4"]
+    assert asked(fractions_of(8, refuses=":")) == []
+
+
+def test_a_search_takes_as_few_blocks_as_fit_and_goes_on_from_there() -> None:
+    """Two samples at a time are faster, and leave room for fewer plain blocks."""
+    saved = {"none": 0.0, "selective": 0.5, "full": 1.0}
+
+    def predict(configs: list[Config]) -> tuple[list[float], list[float]]:
+        sizes = []
+        times = []
+        for config in configs:
+            value = config.activation_checkpointing
+            share = int(value.removeprefix("full:")) / 10 if ":" in value else saved[value]
+            samples = int(config.micro_batch_size or 1)
+            sizes.append(10.0 + samples * 10 * (1 - share))
+            times.append((4 + share) / (1 + 0.1 * (samples == 2)))
+        return sizes, times
+
+    def merit(row: Row) -> Merit:
+        return (1.0, 1 / row.seconds) if row.nbytes <= 15.5 else (0.0, -row.nbytes)
+
+    knobs = {**KNOBS, "activation_checkpointing": ("full", "none")}
+    neighbours = Neighbours(knobs, Constraints(OFF, {}, {}))
+    search = LocalSearch(neighbours, predict, merit, fractions=fractions_of(10, knobs))
+    search.add([of("full")])
+    leader = search.refine("full")
+    assert leader is not None
+    assert leader.config == of("full:8", samples=2)
+    partly = [config for config in search.rows if ":" in config.activation_checkpointing]
+    assert len(partly) <= 4
