@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -111,6 +112,12 @@ class _InFp32(KeepsFormats):
         return torch.zeros_like(weight, dtype=torch.float32)
 
 
+def _of_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that ranks divide; without ranks, all of it."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
 @dataclass(frozen=True)
 class _Format:
     """How torchao stores a moment, and the temporaries of its compiled step.
@@ -162,17 +169,16 @@ class _StandIn(Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._step(weight, weight.grad)
+                    self._step(self.state[weight], _of_rank(weight), _of_rank(weight.grad))
         del rates
 
-    def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _step(self, state: dict[str, Any], weight: torch.Tensor, gradient: torch.Tensor) -> None:
         """Allocate and touch what the step of one weight does."""
         low = self._low
         is_small = weight.numel() < _SMALLEST_LOW_BIT
         if low.block and weight.numel() % low.block:
             is_small = True
 
-        state = self.state[weight]
         if self._on_cpu and "step" not in state:
             state["step"] = torch.tensor(0.0)
         for moment in _MOMENTS:

@@ -130,3 +130,20 @@ def test_split_tokens_go_with_the_stand_in_for_flash_attn() -> None:
         hardware,
     )
     assert "all_to_all" in {each.kind for each in found.collectives}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-sr", "adamw-8bit-sr", "adamw-4bit"])
+def test_each_rank_holds_its_part_of_an_optimizers_state(optimizer: str) -> None:
+    """Of torchao's optimizers, too, for which a trace has stand-ins."""
+    elsewhere = replace(AMPERE, here=False)
+    workload = replace(llama_workload(8, hidden_size=256), traits=None)
+
+    def state(devices: int) -> int:
+        hardware = elsewhere.of_several(devices)
+        knobs = FSDP if devices > 1 else {"precision": "bf16"}
+        found = trace(workload, knobs | {"optimizer": optimizer}, hardware)
+        sizes = {event.storage: event.nbytes for event in found.events}
+        return sum(sizes[each] for each, label in found.labels.items() if label == "optimizer")
+
+    # Tables of codes are whole on each, 1 KiB for each moment.
+    assert state(4) == pytest.approx(state(1) / 4, rel=0.1)
