@@ -100,6 +100,7 @@ class LocalSearch:
         fractions: finds numbers of blocks; None: the model has no blocks.
 
     Attributes:
+        looks_between: whether numbers of blocks are looked for.
         rows: what was predicted, by config.
         tiers: the same by tier, and there by config.
     """
@@ -114,6 +115,7 @@ class LocalSearch:
     ) -> None:
         self.rows: dict[Config, Row] = {}
         self.tiers: dict[str, dict[Config, Row]] = {}
+        self.looks_between = True
         self.neighbours = neighbours
         self._predict = predict
         self.merit = merit
@@ -226,7 +228,7 @@ class LocalSearch:
     def _between(self, name: str, leader: Row) -> list[Config]:
         """Of a tier the configs in which a number of blocks is treated in one way, and which are
         expected to be better than its leader."""
-        if self._fractions is None:
+        if self._fractions is None or not self.looks_between:
             return []
         expected = self._fractions.expected(name, self._fits)
         better = [

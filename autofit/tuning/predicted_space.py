@@ -42,6 +42,7 @@ from autofit.tuning.target import estimate_on
 
 _FEW = 200  # configs: of so few all are predicted
 _ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
+_BETWEEN = (1, 2)  # rounds in which a number of blocks may still be better than what surely fits
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 # Shares of the time that there is: for looking at configs, and after which none is followed that
 # need not be.
@@ -169,9 +170,13 @@ class SpaceSearch:
 
         cut_short = False
         for number in range(_ROUNDS):
+            # How many blocks fit is asked once it is known by how much rough figures are exceeded:
+            # of such a config every block is followed.
+            self.local.looks_between = number > 0
             asked = {}
             for place, name in enumerate(self._tiers):
-                if self._is_sure(name):
+                is_sure = self._is_sure(name)
+                if is_sure and number not in _BETWEEN:
                     continue
 
                 # Each tier is looked at for as long as any other.
@@ -180,7 +185,7 @@ class SpaceSearch:
                     share *= (place + 1) / len(self._tiers)
                 self._look_until = self._at(share)
                 preferred = self._preferred(name)
-                if preferred:
+                if preferred and not (is_sure and preferred in self._upper_ends):
                     asked[name] = preferred
                 cut_short |= self._is_over()
 
