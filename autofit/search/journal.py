@@ -24,6 +24,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
+from autofit.core.config import Config
 from autofit.core.errors import InputError, is_whole, pluralize, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
@@ -384,6 +385,22 @@ def check_resumable(journal: Journal, space: Mapping[str, Sequence[Any]]) -> Non
 
     identity = {**journal.identity, SPACE: knobs}
     _check_identity(held, replace(journal, identity=identity))
+
+
+def measured_between(path: Path, between: Mapping[str, Sequence[Any]]) -> list[Config]:
+    """The configs that a journal holds measurements of, and that have one of these values.
+
+    Each comes once; there are none where there is no file.
+    """
+    found: dict[Config, None] = {}
+    for record in _Found(path).checked:
+        measurement = _measurement(_held(record))
+        if measurement is None:
+            continue
+        config = measurement.config
+        if any(config.get(knob) in values for knob, values in between.items()):
+            found[config] = None
+    return list(found)
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:

@@ -24,10 +24,12 @@ class Predictions:
     Attributes:
         nbytes: of tensors.
         seconds: of a step.
+        between: configs that the space does not list, with numbers between two of its values.
     """
 
     nbytes: Mapping[Config, float]
     seconds: Mapping[Config, float]
+    between: tuple[Config, ...] = ()
 
     @classmethod
     def of(

@@ -28,7 +28,7 @@ from autofit.core.knobs import knob_named
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.search.drift import is_due
-from autofit.search.encoding import Configs, Mask
+from autofit.search.encoding import Configs, KnobValues, Mask
 from autofit.search.ranking import BY_SPEED, Figures, Measurements, Ranking
 from autofit.search.surrogate import Merits, Surrogate
 
@@ -60,6 +60,8 @@ class SurrogateSampler(BaseSampler):
             share; None: any config is.
         ranking: which config is recommended.
         of_each_tier: configs that fit to measure of each tier before any is polished.
+        between: by knob the values beside those of the pool that other pools of the same search
+            may have.
         polishes_tiers: whether a config is worth a probe that may beat the best of its tier alone.
         time_left: in seconds; once something fits, no probe is proposed that is expected to take
             longer while others are not.
@@ -70,6 +72,7 @@ class SurrogateSampler(BaseSampler):
         surrogate: Surrogate,
         *,
         seed: int = 0,
+        between: KnobValues | None = None,
         tolerance: float | None = None,
         ranking: Ranking = BY_SPEED,
         of_each_tier: int = 0,
@@ -82,7 +85,9 @@ class SurrogateSampler(BaseSampler):
         self._time_left = time_left
         self.distributions: dict[str, BaseDistribution] = {}
         for knob, values in surrogate.values.items():
-            self.distributions[knob] = CategoricalDistribution(values)
+            others = (between or {}).get(knob, ())
+            always = [value for value in values if value not in others]
+            self.distributions[knob] = CategoricalDistribution((*always, *others))
 
         pool = surrogate.pool.configs
         self._index = {}

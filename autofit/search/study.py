@@ -26,7 +26,7 @@ from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
 from autofit.search.enumeration import Enumeration
 from autofit.search.finals import Explored, Finals
-from autofit.search.journal import SPACE, Journal, open_study, record
+from autofit.search.journal import SPACE, Journal, measured_between, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.pruning import MemoryOrder
@@ -65,6 +65,7 @@ class SearchProblem:
         on_started: gets the size of the space and how many configs are refused, before the first
             probe.
         predict: gets all legal configs; None where nothing can be predicted.
+        between: by knob the values beside the space's that configs may have which predictions add.
         prior_measurements: guide the first probes, and are no part of the outcome.
         on_probe: called as each probe starts.
         concurrency: makes of `probe` what runs it, several at a time or not.
@@ -77,6 +78,7 @@ class SearchProblem:
     on_finished: Callable[[Measurement, Measurement | None], None]
     on_started: Callable[[int, int], None] = lambda size, refused: None
     predict: Callable[[Configs], Predictions | None] = lambda configs: None
+    between: KnobValues = field(default_factory=dict)
     prior_measurements: Sequence[PriorMeasurement] = ()
     on_probe: Callable[[int, Config], None] = lambda number, config: None
     concurrency: Callable[[Probe], Concurrency] = Threaded
@@ -199,6 +201,10 @@ def search(
     problem.on_started(size, refused)
 
     predictions = problem.predict(legal) if len(legal) > 1 else None
+    between = dict.fromkeys(predictions.between if predictions is not None else ())
+    if journal is not None:
+        between |= dict.fromkeys(measured_between(journal.path, problem.between))
+    legal = (*legal, *between)
     prior = _within(problem.prior_measurements, legal)
     possible = legal
     if predictions is not None and limits.memory_bytes is not None:
@@ -219,6 +225,7 @@ def search(
     sampler = SurrogateSampler(
         surrogate,
         seed=seed,
+        between=problem.between,
         tolerance=limits.tolerance,
         ranking=problem.ranking,
         of_each_tier=_OF_EACH_TIER if limits.quick is None else 1,
@@ -228,7 +235,9 @@ def search(
 
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
-            knobs = {knob: list(values) for knob, values in space.knobs.items()}
+            knobs = {}
+            for knob, values in space.knobs.items():
+                knobs[knob] = [*values, *problem.between.get(knob, ())]
             identity = {**journal.identity, SPACE: knobs}
             journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)

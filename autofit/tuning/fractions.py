@@ -6,18 +6,33 @@ found between two that are known.
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
+from autofit import techniques
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
+from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.core.result import tier
 from autofit.core.some_blocks import SomeBlocks
-from autofit.tuning.narrowing import Row, Values
+from autofit.core.workload import Workload
+from autofit.estimate.figures import SpacePredictor
+from autofit.estimate.processes import Workers
+from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
 
 # By knob the value that saves memory, and those that the rest of the blocks may have.
 LEVERS = {CHECKPOINTING.name: ("full", ("none", "selective"))}
+
+# Of each tier so many configs are looked at that fit with some number of blocks alone, so many
+# of them at the same time, and so many are kept.
+_MOST = 200
+_AT_ONCE = 6
+_KEPT = 3
+# Shares of the memory for which a number is found: what a config takes may be more than predicted.
+_SHARES = (1.0, 0.93)
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,53 @@ class Fractions:
         refusals = self.constraints.refuse.values()
         return [row for row in found if row and not any(refuse(row.config) for refuse in refusals)]
 
+    def solve(
+        self,
+        rows: Sequence[Row],
+        predict: Callable[[Sequence[Config]], BytesAndSeconds],
+        cap: float,
+    ) -> list[Row]:
+        """Of each tier the fastest configs that fit with a number of blocks, and are faster than
+        all that are known.
+
+        Args:
+            rows: what is known.
+            predict: bytes and seconds of some configs, NaN where unknown.
+            cap: bytes that a config may take.
+        """
+
+        def fits(row: Row) -> bool:
+            return row.nbytes <= cap
+
+        best = _fastest(row for row in rows if fits(row))
+        solved: dict[Config, Row] = {}
+        asked = set[Config]()
+        for row in rows:
+            self.note(row)
+        while True:
+            better = [
+                row
+                for name, leader in best.items()
+                for row in sorted(self.expected(name, fits), key=attrgetter("seconds"))[:_AT_ONCE]
+                if row.seconds < leader.seconds and row.config not in asked
+            ]
+            if not better:
+                break
+
+            configs = [row.config for row in better]
+            asked.update(configs)
+            for row in map(Row, configs, *predict(configs)):
+                self.note(row)
+                if fits(row):
+                    solved[row.config] = row
+            best |= _fastest([*best.values(), *solved.values()])
+
+        kept: list[Row] = []
+        for name in best:
+            of_tier = [row for row in solved.values() if tier(row.config) == name]
+            kept += sorted(of_tier, key=attrgetter("seconds"))[:_KEPT]
+        return kept
+
     def _next(
         self, question: _Question, known: dict[int, Row], fits: Callable[[Row], bool]
     ) -> Row | None:
@@ -120,3 +182,96 @@ class Fractions:
 def is_partly_on(config: Config, knob: str) -> bool:
     """Whether a knob's value is for some of the blocks."""
     return knob in LEVERS and SomeBlocks.of(config[knob]) is not None
+
+
+def values_between(knobs: Values, blocks: int) -> dict[str, tuple[Value, ...]]:
+    """By knob every value for some of a model's blocks, between two of its values."""
+    found: dict[str, tuple[Value, ...]] = {}
+    for knob, (value, rests) in LEVERS.items():
+        offered = knobs.get(knob, ())
+        found[knob] = tuple(
+            str(SomeBlocks(value, number, rest))
+            for rest in rests
+            if rest in offered and value in offered
+            for number in range(1, blocks)
+        )
+    return found
+
+
+def may_fit_between(rows: Sequence[Row], cap: float) -> list[Row]:
+    """The rows that tell of which configs a number of blocks fits: the fastest of each tier that
+    fits, and the two between which such a number is that may be faster."""
+    best = _fastest(row for row in rows if row.nbytes <= cap)
+    together: dict[tuple[str, Config], list[Row]] = {}
+    for row in rows:
+        leader = best.get(tier(row.config))
+        if leader is None or math.isnan(row.nbytes + row.seconds):
+            continue
+        for knob, (value, rests) in LEVERS.items():
+            given = row.config[knob]
+            if given == value and row.nbytes <= cap:
+                together.setdefault((knob, row.config), []).append(row)
+            elif given in rests and row.nbytes > cap and row.seconds < leader.seconds:
+                others = row.config.replace(**{knob: value})
+                together.setdefault((knob, others), []).append(row)
+
+    by_tier: dict[str, list[list[Row]]] = {}
+    for (knob, _), some in together.items():
+        values = {row.config[knob] for row in some}
+        if len(values) > 1 and LEVERS[knob][0] in values:
+            by_tier.setdefault(tier(some[0].config), []).append(some)
+
+    found: dict[Row, None] = dict.fromkeys(best[name] for name in by_tier)
+    for groups in by_tier.values():
+        groups.sort(key=lambda some: min(row.seconds for row in some))
+        found |= dict.fromkeys(row for some in groups[:_MOST] for row in some)
+    return list(found)
+
+
+def predict_between(
+    workload: Workload,
+    hardware: Hardware,
+    knobs: Values,
+    rows: Sequence[Row],
+    cap: float,
+    known: Sequence[Config],
+    *,
+    processes: int | None,
+    **options: Any,
+) -> list[Row]:
+    """The rows of configs in which a number of blocks is treated in one way, of each tier a few.
+
+    Args:
+        knobs: the values of the space.
+        rows: of `may_fit_between`.
+        cap: bytes that a config may take.
+        known: such configs that are wanted in any case.
+        processes: as of Workers.
+        options: as of SpacePredictor.
+    """
+    traits = workload.traits
+    assert traits is not None, "the model was looked at"
+    fractions = Fractions(traits.blocks, knobs, techniques.constraints(workload, hardware))
+    workers = Workers(processes)
+    configs = [*(row.config for row in rows), *known]
+    predict = SpacePredictor(workload, hardware, configs, workers=workers, **options)
+    try:
+        found: dict[Config, Row] = {}
+        if known:
+            found = dict(zip(known, map(Row, known, *predict(known)), strict=True))
+        for share in _SHARES:
+            for row in fractions.solve(rows, predict, share * cap):
+                found.setdefault(row.config, row)
+        return list(found.values())
+    finally:
+        workers.close()
+
+
+def _fastest(rows: Iterable[Row]) -> dict[str, Row]:
+    """By tier the fastest of some rows."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        name = tier(row.config)
+        if not math.isnan(row.seconds) and (name not in found or row.seconds < found[name].seconds):
+            found[name] = row
+    return found

@@ -51,7 +51,7 @@ from autofit.report.formatting import (
 )
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
-from autofit.search.journal import Journal, check_resumable
+from autofit.search.journal import Journal, check_resumable, measured_between
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import nearest_miss
@@ -60,7 +60,8 @@ from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.annotations import Annotator
 from autofit.tuning.context import Context, about_search, context_of, ranking_for
-from autofit.tuning.narrowing import BytesAndSeconds, Narrowing
+from autofit.tuning.fractions import may_fit_between, predict_between, values_between
+from autofit.tuning.narrowing import BytesAndSeconds, Narrowing, Row, Values
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -226,7 +227,11 @@ class MeasuredSearch:
             lines=self._directory.lines,
             restored=self._directory.restored,
         )
-        check_resumable(journal, context.space.knobs)  # before predictions, which take a minute
+        # Before predictions, which take a minute.
+        knobs = dict(context.space.knobs)
+        for knob, values in self._between_values(knobs).items():
+            knobs[knob] = (*knobs[knob], *values)
+        check_resumable(journal, knobs)
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             places = context.placement.places[: options.trials * devices]
@@ -237,6 +242,7 @@ class MeasuredSearch:
             else:
                 self._explorer = stack.enter_context(self.executor.explorer())
 
+            self._space = self._narrowed_space()
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
@@ -244,6 +250,7 @@ class MeasuredSearch:
                 on_finished=self._finished,
                 on_started=self._started,
                 predict=self._predict,
+                between=self._between_values(self._space.knobs),
                 prior_measurements=self._explore_store.prior_measurements(resumed=options.resume),
                 on_probe=self._on_probe,
                 concurrency=functools.partial(
@@ -251,9 +258,8 @@ class MeasuredSearch:
                 ),
                 ranking=self._ranking,
             )
-            space = self._narrowed_space()
             self._outcome = search(
-                space, problem, limits=self._limits(), journal=journal, seed=options.seed
+                self._space, problem, limits=self._limits(), journal=journal, seed=options.seed
             )
 
         if self._outcome.stopped_by != "interrupt":
@@ -461,6 +467,14 @@ class MeasuredSearch:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
 
+    def _predicting_seconds(self) -> float:
+        """How long a prediction may take; raises ProbeError where no time is left for one."""
+        limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
+        seconds = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
+        if seconds <= 0:
+            raise ProbeError("no time is left for it.")
+        return seconds
+
     def _figures(self, configs: Sequence[Config]) -> BytesAndSeconds:
         """Bytes and seconds of each config, predicted by a child on as many cores as probes run on.
 
@@ -471,11 +485,7 @@ class MeasuredSearch:
             if known == configs:
                 return earlier
 
-        limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
-        timeout = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
-        if timeout <= 0:
-            raise ProbeError("no time is left for it.")
-
+        timeout = self._predicting_seconds()
         predict = functools.partial(
             predict_all,
             measuring=_FAST_MEASURING if self.options.fast else MEASURING_SECONDS,
@@ -509,8 +519,54 @@ class MeasuredSearch:
                 f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}."
             )
         if unknown < len(nbytes):
-            self.predictions = Predictions.of(configs, nbytes, seconds)
+            between = self._between(list(map(Row, configs, nbytes, seconds)))
+            figures = Predictions.of(
+                [*configs, *(row.config for row in between)],
+                [*nbytes, *(row.nbytes for row in between)],
+                [*seconds, *(row.seconds for row in between)],
+            )
+            others = tuple(row.config for row in between)
+            self.predictions = dataclasses.replace(figures, between=others)
         return self.predictions
+
+    def _between_values(self, knobs: Values) -> dict[str, tuple[Value, ...]]:
+        """By knob the values for some of the model's blocks that configs may have."""
+        traits = self.workload.traits
+        if traits is None or not traits.blocks or self.options.fast:
+            return {}
+        return values_between(knobs, traits.blocks)
+
+    def _between(self, rows: Sequence[Row]) -> list[Row]:
+        """The configs in which some blocks are treated in one way that may be better than what is
+        predicted already; none where there is no time to look."""
+        context = self.context
+        values = self._between_values(self._space.knobs)
+        known = measured_between(self._directory.journal, values)
+        worth = may_fit_between(rows, context.likely_bytes) if values else []
+        if not worth and not known:
+            return []
+
+        asked = self._space.knobs, worth, context.likely_bytes, known
+        try:
+            timeout = self._predicting_seconds()
+            predict = functools.partial(
+                predict_between,
+                within=TRACE_SHARE * timeout,
+                processes=None,
+                host_bytes=context.budget.host_bytes,
+            )
+            found: list[Row] = self._explorer.run(
+                predict,
+                self.workload,
+                context.hardware,
+                *asked,
+                log="estimate.log",
+                timeout=timeout,
+            )
+        except (InputError, ProbeError) as error:
+            self.notify(f"numbers of blocks are not looked for: {error.message}")
+            return []
+        return found
 
     def _on_probe(self, number: int, config: Config) -> None:
         expected = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from autofit.core.errors import InputError, shown, unknown
+from autofit.core.some_blocks import SomeBlocks
 
 Value = str | int | float | bool | None
 
@@ -93,6 +94,9 @@ class Knob:
         """The value that stands for this one and its relatives."""
         if self.sizes_alike and value not in (None, self.off):
             return True
+        some = SomeBlocks.of(value)
+        if some is not None:  # whatever the number
+            return f"{some.value}+{some.rest}"
         return self.relatives.get(value, value)
 
     def accepts(self, value: object) -> bool:
