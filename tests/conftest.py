@@ -112,7 +112,7 @@ def ctrl_c_is_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def brief_probes() -> Iterator[None]:
     """Searches in this process time few steps: what fits and what is told of it is tested, not how fast anything is."""
-    from autofit.tuning import measured
+    from autofit.tuning import forecast, measured
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EXPLORE_PLAN", "VERIFY_PLAN", "FAST_EXPLORE_PLAN", "FAST_PLAN"):
@@ -120,7 +120,7 @@ def brief_probes() -> Iterator[None]:
                 measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05)
             )
         patch.setattr(
-            measured, "predict_all", functools.partial(measured.predict_all, measuring=0.1)
+            forecast, "predict_all", functools.partial(forecast.predict_all, measuring=0.1)
         )
         yield
 

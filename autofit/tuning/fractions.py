@@ -189,12 +189,14 @@ def values_between(knobs: Values, blocks: int) -> dict[str, tuple[Value, ...]]:
     found: dict[str, tuple[Value, ...]] = {}
     for knob, (value, rests) in LEVERS.items():
         offered = knobs.get(knob, ())
-        found[knob] = tuple(
+        values = tuple(
             str(SomeBlocks(value, number, rest))
             for rest in rests
             if rest in offered and value in offered
             for number in range(1, blocks)
         )
+        if values:
+            found[knob] = values
     return found
 
 

@@ -28,8 +28,6 @@ from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
-from autofit.estimate.figures import predict_all
-from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import (
     LEAST_SECONDS,
@@ -60,8 +58,8 @@ from autofit.search.study import Limits, SearchProblem, search
 from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.annotations import Annotator
 from autofit.tuning.context import Context, about_search, context_of, ranking_for
-from autofit.tuning.fractions import may_fit_between, predict_between, values_between
-from autofit.tuning.narrowing import BytesAndSeconds, Narrowing, Row, Values
+from autofit.tuning.forecast import Forecast
+from autofit.tuning.narrowing import Narrowing
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -70,11 +68,6 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 EXPLORE_SHARE = 0.7
 OVERRUN_SHARE = 0.1
 VERIFY_SHARE = 0.9
-# For predicting a space, at most, and as a share of a time limit; else it is skipped.
-PREDICT_SECONDS = 300.0
-PREDICT_SHARE = 0.5
-TRACE_SHARE = 0.6  # of that for tracing; the rest is for putting together what could be traced
-_WHY_UNKNOWN = "their steps could not be followed, or not in the time for that"
 # Probes differ by more than steps of one do. Eight configs of tiny-llama, each measured in five
 # processes on 2 busy cores: the medians of the first 2, 3, 4, 5 and 8 steps all differ by 7 to 8 %
 # between processes. Of long steps few are enough: four whole ones of an 8B took 25 s on an H200.
@@ -87,7 +80,6 @@ FAST_PROBES = 2
 FAST_TOLERANCE = 0.1
 FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5, long_seconds=_LONG)
 FAST_PLAN = Plan(max_seconds=1.0, compose=False, long_seconds=_LONG)
-_FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values, and measures few: one of each tier that may win, "
     "and others that are expected to be much better. The best config was confirmed by one longer "
@@ -179,7 +171,6 @@ class MeasuredSearch:
         self._directory = directory
         self._listener = listener
         self._start = start
-        self._last_predicted: tuple[Sequence[Config], BytesAndSeconds] | None = None
         self._had_finished = False  # before this process began
         # The share of the time in which something waited for a processor while finalists ran.
         self._contention = 1.0
@@ -227,11 +218,6 @@ class MeasuredSearch:
             lines=self._directory.lines,
             restored=self._directory.restored,
         )
-        # Before predictions, which take a minute.
-        knobs = dict(context.space.knobs)
-        for knob, values in self._between_values(knobs).items():
-            knobs[knob] = (*knobs[knob], *values)
-        check_resumable(journal, knobs)
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             places = context.placement.places[: options.trials * devices]
@@ -242,15 +228,24 @@ class MeasuredSearch:
             else:
                 self._explorer = stack.enter_context(self.executor.explorer())
 
-            self._space = self._narrowed_space()
+            forecast = Forecast(
+                context,
+                options,
+                self._explorer,
+                self._listener,
+                measured_between=functools.partial(measured_between, self._directory.journal),
+                seconds_left=lambda: self._left(EXPLORE_SHARE),
+            )
+            check_resumable(journal, forecast.all_values())  # before predictions, which take long
+            space = self._narrowed_space(forecast)
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
                 memory_order=_memory_order,
                 on_finished=self._finished,
                 on_started=self._started,
-                predict=self._predict,
-                between=self._between_values(self._space.knobs),
+                predict=lambda configs: self._predict(forecast, configs, space),
+                between=forecast.values_between(space.knobs),
                 prior_measurements=self._explore_store.prior_measurements(resumed=options.resume),
                 on_probe=self._on_probe,
                 concurrency=functools.partial(
@@ -259,7 +254,7 @@ class MeasuredSearch:
                 ranking=self._ranking,
             )
             self._outcome = search(
-                self._space, problem, limits=self._limits(), journal=journal, seed=options.seed
+                space, problem, limits=self._limits(), journal=journal, seed=options.seed
             )
 
         if self._outcome.stopped_by != "interrupt":
@@ -446,14 +441,14 @@ class MeasuredSearch:
             )
         )
 
-    def _narrowed_space(self) -> Space:
+    def _narrowed_space(self, forecast: Forecast) -> Space:
         """The space, or the part of a large or quick one that is predicted to be worth it."""
         context = self.context
         narrowing = Narrowing(
             context.workload,
             context.hardware,
             context.likely_bytes,
-            self._figures,
+            forecast.figures,
             self.options.seed,
         )
         try:
@@ -467,106 +462,11 @@ class MeasuredSearch:
             self.notify(f"the whole space is searched: {error.message}")
             return context.space
 
-    def _predicting_seconds(self) -> float:
-        """How long a prediction may take; raises ProbeError where no time is left for one."""
-        limit = PREDICT_SHARE * (self.options.time_limit or math.inf)
-        seconds = min(PREDICT_SECONDS, limit, self._left(EXPLORE_SHARE))
-        if seconds <= 0:
-            raise ProbeError("no time is left for it.")
-        return seconds
-
-    def _figures(self, configs: Sequence[Config]) -> BytesAndSeconds:
-        """Bytes and seconds of each config, predicted by a child on as many cores as probes run on.
-
-        The answer to the last question is kept.
-        """
-        if self._last_predicted:
-            known, earlier = self._last_predicted
-            if known == configs:
-                return earlier
-
-        timeout = self._predicting_seconds()
-        predict = functools.partial(
-            predict_all,
-            measuring=_FAST_MEASURING if self.options.fast else MEASURING_SECONDS,
-            within=TRACE_SHARE * timeout,
-            processes=None,
-            host_bytes=self.context.budget.host_bytes,
-        )
-        figures: BytesAndSeconds = self._explorer.run(
-            predict,
-            self.workload,
-            self.context.hardware,
-            configs,
-            log="estimate.log",
-            timeout=timeout,
-        )
-        self._last_predicted = configs, figures
-        return figures
-
-    def _predict(self, configs: Sequence[Config]) -> Predictions | None:
-        """The estimator's predictions, made in a process of their own; a search can do without."""
-        self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
-        try:
-            nbytes, seconds = self._figures(configs)
-        except (InputError, ProbeError) as error:
-            self.notify(f"prediction skipped: {error.message}")
-            return None
-
-        unknown = sum(map(math.isnan, nbytes))
-        if unknown:
-            self.notify(
-                f"{unknown:,} of {len(nbytes):,} configs are not predicted: {_WHY_UNKNOWN}."
-            )
-        if unknown < len(nbytes):
-            between = self._between(list(map(Row, configs, nbytes, seconds)))
-            figures = Predictions.of(
-                [*configs, *(row.config for row in between)],
-                [*nbytes, *(row.nbytes for row in between)],
-                [*seconds, *(row.seconds for row in between)],
-            )
-            others = tuple(row.config for row in between)
-            self.predictions = dataclasses.replace(figures, between=others)
+    def _predict(
+        self, forecast: Forecast, configs: Sequence[Config], space: Space
+    ) -> Predictions | None:
+        self.predictions = forecast.predictions(configs, space.knobs)
         return self.predictions
-
-    def _between_values(self, knobs: Values) -> dict[str, tuple[Value, ...]]:
-        """By knob the values for some of the model's blocks that configs may have."""
-        traits = self.workload.traits
-        if traits is None or not traits.blocks or self.options.fast:
-            return {}
-        return values_between(knobs, traits.blocks)
-
-    def _between(self, rows: Sequence[Row]) -> list[Row]:
-        """The configs in which some blocks are treated in one way that may be better than what is
-        predicted already; none where there is no time to look."""
-        context = self.context
-        values = self._between_values(self._space.knobs)
-        known = measured_between(self._directory.journal, values)
-        worth = may_fit_between(rows, context.likely_bytes) if values else []
-        if not worth and not known:
-            return []
-
-        asked = self._space.knobs, worth, context.likely_bytes, known
-        try:
-            timeout = self._predicting_seconds()
-            predict = functools.partial(
-                predict_between,
-                within=TRACE_SHARE * timeout,
-                processes=None,
-                host_bytes=context.budget.host_bytes,
-            )
-            found: list[Row] = self._explorer.run(
-                predict,
-                self.workload,
-                context.hardware,
-                *asked,
-                log="estimate.log",
-                timeout=timeout,
-            )
-        except (InputError, ProbeError) as error:
-            self.notify(f"numbers of blocks are not looked for: {error.message}")
-            return []
-        return found
 
     def _on_probe(self, number: int, config: Config) -> None:
         expected = None

@@ -362,19 +362,20 @@ def _hurry() -> None:
         "probe.executors.gang",
     )
     process, launcher, local, gangs = (importlib.import_module(f"autofit.{name}") for name in names)
-    measured, devices = map(
-        importlib.import_module, ("autofit.tuning.measured", "autofit.training.on_devices")
+    forecast, measured, devices = map(
+        importlib.import_module,
+        ("autofit.tuning.forecast", "autofit.tuning.measured", "autofit.training.on_devices"),
     )
     kept = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     for module in (process, launcher):
         module.subprocess = SimpleNamespace(Popen=_Forked, **kept)  # type: ignore[attr-defined]
-    measured.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = (
+    forecast.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = (
         _PROBE  # type: ignore[attr-defined]
     )
     importlib.import_module("autofit.tuning.annotations").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
         setattr(measured, name, dataclasses.replace(getattr(measured, name), max_seconds=0.05))
-    measured.predict_all = functools.partial(measured.predict_all, measuring=0.1)  # type: ignore[attr-defined]
+    forecast.predict_all = functools.partial(forecast.predict_all, measuring=0.1)  # type: ignore[attr-defined]
     executor, gang = measured.LocalExecutor, measured.GangExecutor
     measured.LocalExecutor = lambda logs, _: executor(logs, _PROBE)  # type: ignore[attr-defined]
     measured.GangExecutor = lambda places, logs, _: gang(places, logs, _PROBE)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
 from autofit.search.ranking import Ranking, fastest
 from autofit.search.space import Space
-from autofit.search.study import Limits, SearchProblem, search
+from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from tests.search.proofs import rules_out
 
 
@@ -354,6 +354,59 @@ def _expected(problem: Any) -> SearchProblem:
         return Predictions.of(configs, [problem.memory(config) for config in configs], seconds)
 
     return replace(problem.problem(), predict=expect)
+
+
+def test_a_number_between_listed_values_is_measured_and_known_when_the_search_is_resumed(
+    tmp_path: Path, formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process may find other numbers, or have no predictions."""
+    problem = formula(3)
+    too_large = [
+        config
+        for config in problem.configs
+        if not problem.fits(config) and config.activation_checkpointing == "none"
+    ]
+    rest = max(too_large, key=problem.speed)
+    memory, speed = problem.memory, problem.speed
+
+    def is_between(config: Config) -> bool:
+        return ":" in config["activation_checkpointing"]
+
+    monkeypatch.setattr(
+        problem,
+        "memory",
+        lambda config: 0.9 * problem.budget if is_between(config) else memory(config),
+    )
+    monkeypatch.setattr(
+        problem, "speed", lambda config: 2 * speed(rest) if is_between(config) else speed(config)
+    )
+
+    def searched(numbers: Sequence[int], trials: int) -> SearchOutcome:
+        def expect(configs: Sequence[Config]) -> Predictions:
+            between = [rest.replace(activation_checkpointing=f"full:{each}") for each in numbers]
+            known = [*configs, *between]
+            seconds = [32 / problem.speed(config) for config in known]
+            told = Predictions.of(known, list(map(problem.memory, known)), seconds)
+            return replace(told, between=tuple(between))
+
+        asked = replace(
+            problem.problem(),
+            predict=expect if numbers else lambda configs: None,
+            between={"activation_checkpointing": [f"full:{each}" for each in range(1, 8)]},
+        )
+        limits = Limits(trials=trials, memory_bytes=int(problem.budget))
+        return search(
+            problem.space, asked, limits=limits, journal=Journal(tmp_path / "journal.log")
+        )
+
+    first = searched([3], 2)
+    best = fastest(first.measurements)
+    assert best is not None and best.config == rest.replace(activation_checkpointing="full:3")
+    second = searched([5], 4)
+    third = searched([], 6)
+    assert second.measurements[:2] == first.measurements
+    assert third.measurements[:4] == second.measurements
+    assert len({each.config for each in third.measurements}) == 6
 
 
 def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(

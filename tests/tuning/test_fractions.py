@@ -1,15 +1,28 @@
 """The least number of blocks that fits is found between all and none, by few predictions."""
 
 import math
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
-from autofit.tuning.fractions import Fractions
+from autofit.estimate.figures import predict_all
+from autofit.estimate.peak import peak_of
+from autofit.estimate.trace import trace
+from autofit.tuning.fractions import (
+    Fractions,
+    may_fit_between,
+    predict_between,
+    values_between,
+)
 from autofit.tuning.local_search import LocalSearch, Merit, Neighbours
 from autofit.tuning.narrowing import Row, Values
+from autofit.tuning.target import structure_traits
+from tests.tiny import CPU, llama_workload
 
 KNOBS: Values = {
     "activation_checkpointing": ("full", "selective", "none"),
@@ -132,3 +145,53 @@ def test_a_search_takes_as_few_blocks_as_fit_and_goes_on_from_there() -> None:
     assert leader.config == of("full:8", samples=2)
     partly = [config for config in search.rows if ":" in config.activation_checkpointing]
     assert len(partly) <= 4
+
+
+def test_rows_that_tell_of_a_number_are_the_two_beside_it_and_the_best() -> None:
+    best = Row(of("full"), 4.0, 10.0)
+    faster = Row(of("none"), 9.0, 8.0)
+    smaller = Row(of("full", samples=2), 4.0, 12.0)
+    slower = Row(of("none", samples=2), 9.0, 11.0)
+    unknown = Row(of("selective"), math.nan, math.nan)
+    rows = [best, faster, smaller, slower, unknown]
+    assert set(may_fit_between(rows, 5.0)) == {best, faster}
+    assert may_fit_between(rows, 10.0) == []  # everything fits
+    assert may_fit_between(rows, 3.0) == []  # nothing does
+    assert may_fit_between([faster, slower], 5.0) == []
+
+
+def test_values_between_are_all_numbers_of_what_the_space_offers() -> None:
+    offered = {"activation_checkpointing": ("full", "none"), "compile": ("none",)}
+    assert values_between(offered, 4) == {
+        "activation_checkpointing": ("full:1", "full:2", "full:3")
+    }
+    assert values_between({"activation_checkpointing": ("alternate", "none")}, 4) == {}
+    assert values_between(offered, 1) == {}
+
+
+def test_of_a_real_model_the_number_found_is_the_least_whose_own_trace_fits() -> None:
+    workload = llama_workload(2, 32, num_hidden_layers=6, intermediate_size=128)
+    workload = replace(workload, traits=structure_traits(workload, CPU))
+    knobs: Values = {
+        "activation_checkpointing": ("full", "none"),
+        "micro_batch_size": (2,),
+    }
+
+    def config(value: str) -> Config:
+        given = {"activation_checkpointing": value, "micro_batch_size": 2}
+        return techniques.canonicalize(given, workload, CPU)
+
+    def nbytes(value: str) -> float:
+        return float(peak_of(trace(workload, config(value), CPU, whole=True), CPU).nbytes)
+
+    sizes = {number: nbytes(f"full:{number}") for number in range(1, 6)}
+    ends = [config("none"), config("full")]
+    rows = list(map(Row, ends, *predict_all(workload, CPU, ends)))
+    cap = (sizes[1] + sizes[2]) / 2
+    assert sizes[1] > cap > sizes[2]
+
+    found = predict_between(workload, CPU, knobs, rows, cap, [], processes=1)
+    numbers = {row.config.activation_checkpointing: row.nbytes for row in found}
+    assert min(numbers) == "full:2"
+    for value, predicted in numbers.items():
+        assert predicted == pytest.approx(sizes[int(value.removeprefix("full:"))], rel=0.01)
