@@ -130,7 +130,7 @@ class Pass:
         if config.parameter_offload == "cpu":
             streamed = self.segments.streamed
         gradients = none
-        if config.optimizer_offload == "cpu":
+        if rest_on_host(config):
             gradients = self.segments.gradients
         gradients = gradients + adding * streamed
         return {
@@ -152,7 +152,7 @@ class Pass:
         if config.parameter_offload == "cpu":
             streamed = self.segments.streamed_weights
         gradients = adding * streamed
-        if config.optimizer_offload == "cpu":
+        if rest_on_host(config):
             gradients += sum(self.segments.shapes.values())
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied_weights),

@@ -517,6 +517,8 @@ class SpaceEstimator:
         updating = optimizer.seconds
         if on_host:  # its own traffic, and weights come back
             updating = (optimizer.moved + gradients) / self.rates.link
+        if config.optimizer_offload == "cpu" and not rests:  # gradients go there
+            updating = updating + gradients / self.rates.link
 
         # Both are read, the sum is written.
         adding = 3 * (segments.gradients / self.rates.bandwidth)

@@ -1,20 +1,21 @@
 """optimizer_offload: store the optimizer's state, and run its step, on the host.
 
 torchao's CPUOffloadOptimizer has for every weight of at least 4096 elements a pinned copy of it and
-of its gradient on the host, and an optimizer there. A hook copies each gradient over during the
-backward; the step waits for each copy, updates the host's weight, and copies it back. The device
-keeps weights and gradients; the host pays 16 bytes per trained fp32 weight.
+of its gradient on the host, and an optimizer there. Each gradient is copied over; the step waits for
+each copy, updates the host's weight, and copies it back. The device keeps weights and gradients;
+the host pays 16 bytes per trained fp32 weight.
 
 `SteppedOnHost` makes up for what it lacks:
 - its groups hold the host's weights, one each: the wrapper exposes the device's, and passes
   learning rates on.
-- it copies gradients in the backward, so later changes (clipping) would be lost: they are copied
-  again.
+- its hooks copy every gradient in the backward of every micro-batch, before clipping changes it. They
+  are taken off, and gradients are copied once a step, all at its beginning: meanwhile the host
+  updates the first of them, which takes it longer than a copy.
 - it copies weights when it is made, so a checkpoint loaded later would be lost: they are copied
   again.
 - loading a state makes new groups in the optimizer of small weights, while it goes on exposing the
   former ones.
-- it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
+- it keeps no handles of its hooks, so they are found on the weights.
 Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid
 accumulation.
 
@@ -113,10 +114,7 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
 
     front: SteppedOnHost | None = None
     if others:
-        clipped = setup.hyperparameters.max_grad_norm is not None
-        make = functools.partial(kind, lr=setup.hyperparameters.lr)
-        front = SteppedOnHost(others, make, gradients_change=clipped)
-        setup.on_close(front.remove_hooks)
+        front = SteppedOnHost(others, functools.partial(kind, lr=setup.hyperparameters.lr))
 
     if host_params:
         setup.optimizer = SteppedAtRest(groups, setup.host_params, front, setup.tracing.note_host)
@@ -220,23 +218,19 @@ class SteppedOnHost(_InGroups):
 
     Args:
         make: makes torchao's optimizer.
-        gradients_change: between backward and step, so that the host's copies are stale by then.
     """
 
-    def __init__(
-        self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool
-    ) -> None:
+    def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any]) -> None:
         super().__init__(groups)
-        self._gradients_change = gradients_change
         given = [dict(group) for group in self.param_groups]
         with pinning():
             self._inner = make(given, torch.optim.AdamW, fused=True)
 
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
-        self._hooks: dict[nn.Parameter, int] = {}
+        self._copies: dict[nn.Parameter, Callable[[nn.Parameter], None]] = {}
         for device, host in self._on_host.items():
             self._group_of[host] = self._group_of[device]
-            self._hooks[device] = next(reversed(_hooks_of(device)))
+            _, self._copies[device] = _hooks_of(device).popitem()
 
     def step(self, closure: Any = None) -> Any:
         for optimizer in self._inner.optim_dict.values():  # one per weight, on the host
@@ -244,10 +238,8 @@ class SteppedOnHost(_InGroups):
         if self._inner.d_opt is not None:  # one for all small weights, on the device
             self._pass_on(self._inner.d_opt)
 
-        if self._gradients_change:
-            for parameter in list(self._inner.queue):
-                copy_gradient = _hooks_of(parameter)[self._hooks[parameter]]
-                copy_gradient(parameter)
+        for parameter, copy_gradient in self._copies.items():
+            copy_gradient(parameter)  # nothing where it has none
 
         loss = self._inner.step(closure)
 
@@ -281,11 +273,6 @@ class SteppedOnHost(_InGroups):
             for device, host in self._on_host.items():
                 host.copy_(device)
         self._expose_state()
-
-    def remove_hooks(self) -> None:
-        """From here on a backward copies nothing."""
-        for parameter, key in self._hooks.items():
-            _hooks_of(parameter).pop(key, None)
 
 
 _SMALLEST = 4096  # elements: CPUOffloadOptimizer's minimal_size

@@ -193,6 +193,21 @@ def test_a_batch_without_a_valid_label_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("max_grad_norm", [None, 0.01])
+def test_each_gradient_is_copied_once_a_step_whatever_the_micro_batches(
+    max_grad_norm: float | None,
+) -> None:
+    setup = run(offload=True, max_grad_norm=max_grad_norm)
+    weights = len(setup.optimizer._inner.param_d2h_map)
+    Stream.waited = 0  # once for each copy
+    batch = setup.workload.batch(4)
+    accumulate(setup, batch)  # two micro-batches
+    assert Stream.waited == 0
+    update(setup)
+    assert Stream.waited == weights == 6
+
+
+@pytest.mark.usefixtures("streams")
 def test_closing_removes_torchaos_hooks_and_no_others() -> None:
     setup = run(offload=True)
     weight = next(weight for _, weight in setup.trainable() if weight.numel() >= 4096)
