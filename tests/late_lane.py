@@ -16,10 +16,13 @@ class LateLane(CopyLane):
         super().__init__(None)
         self.waiting: list[tuple[int, list[tuple[Any, Any]]]] = []
         self.asked = 0
+        self.copies = 0
 
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         self.asked += 1
-        self.waiting.append((self.asked, [(_Memory(to), _Memory(source)) for to, source in pairs]))
+        copies = [(_Memory(to), _Memory(source)) for to, source in pairs]
+        self.copies += len(copies)
+        self.waiting.append((self.asked, copies))
         return self.asked
 
     def wait(self, ticket: Any) -> None:

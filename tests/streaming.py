@@ -12,16 +12,12 @@ from autofit.training.step import train_step
 
 def resident_bytes(streamer: BlockStreamer) -> int:
     """Bytes of the streamed weights that are on the device now."""
-    return sum(
-        weight.storage.nbytes() for block in streamer.blocks for weight in block.resting.values()
-    )
+    return sum(memory.storage.nbytes() for block in streamer.blocks for memory in block.memories)
 
 
 def streamed_bytes(streamer: BlockStreamer) -> int:
     """Bytes of all streamed weights."""
-    return sum(
-        weight.host.numel() for block in streamer.blocks for weight in block.resting.values()
-    )
+    return sum(memory.host.numel() for block in streamer.blocks for memory in block.memories)
 
 
 def gradient_bytes(streamer: BlockStreamer) -> int:

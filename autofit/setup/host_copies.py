@@ -12,7 +12,7 @@ the same every time; with `record_stream` it would depend on when copies happen 
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -46,10 +46,12 @@ class CopyLane:
         """A lane beside the computation of a CUDA device."""
         return cls(torch.cuda.Stream(device))
 
-    def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """A flat buffer in host memory, pinned where copies need that."""
+    def host_buffer(self, nbytes: int, *, pinned: bool = True) -> torch.Tensor:
+        """A flat buffer in host memory, pinned where copies need that, unless it is asked not to
+        be."""
+        pin = pinned and self.pinned
         with pinning():
-            buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         self._note_host(buffer)
         return buffer
 
@@ -91,6 +93,31 @@ def pinning() -> Iterator[None]:
         if getattr(error, "error_code", None) != CUDA_MEMORY_ALLOCATION:
             raise
         raise MemoryError("the host has no more memory that can be pinned") from error
+
+
+class HostArena:
+    """Host buffers that stay, cut from larger ones: torch's allocator of pinned memory rounds each up
+    to a power of two, which for matrices of a size just above one would take twice their bytes.
+    """
+
+    def __init__(self, lane: CopyLane) -> None:
+        self._lane = lane
+        self._rest = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes can be taken without another large buffer, or none is ever made."""
+        return not self._lane.pinned or nbytes <= self._rest.numel()
+
+    def take(self, nbytes: int, whole: int) -> torch.Tensor:
+        """A flat buffer of so many bytes, beside which others are expected: `whole` in all."""
+        if not self._lane.pinned:
+            return self._lane.host_buffer(nbytes)
+        if nbytes > self._rest.numel():
+            size = 1 << (2 * max(whole, nbytes) - 1).bit_length()
+            self._rest = self._lane.host_buffer(size)
+        buffer = self._rest[:nbytes]
+        self._rest = self._rest[nbytes:]
+        return buffer
 
 
 class HostPool:
@@ -140,6 +167,10 @@ class Layout:
     def of(cls, tensor: torch.Tensor) -> Self:
         """The layout of a tensor."""
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def moved(self, elements: int) -> Self:
+        """The same so many elements later."""
+        return replace(self, offset=self.offset + elements)
 
     def on(self, flat: torch.Tensor) -> torch.Tensor:
         """A tensor of this layout on the bytes of another storage."""

@@ -6,19 +6,33 @@ says what is where.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.setup.host_copies import CopyLane, Layout, Ticket, flat_bytes
+from autofit.setup.host_copies import (
+    CopyLane,
+    HostArena,
+    Layout,
+    Ticket,
+    flat_bytes,
+    storage_key,
+)
 
 Slot = tuple[nn.Module, str]  # a module that holds a weight, and the weight's name there
 Pair = tuple[torch.Tensor, torch.Tensor]  # target and source of a copy
+BLOCK = 512  # bytes, of which CUDA's caching allocator gives whole numbers
 
 
 class Block:
     """A block, the slots of its weights, those that rest on the host, and gradients that do.
 
     Attributes:
+        awaited: slots whose weights are still to be made.
         changes: whether weights on the device may be newer than on the host.
         ticket: of the last copy that the block has to wait for.
     """
@@ -26,6 +40,8 @@ class Block:
     def __init__(self, module: nn.Module, slots: list[Slot]) -> None:
         self.module = module
         self.slots = slots
+        self.awaited: set[Slot] = set()
+        self._packed: list[RestingMemory] = []
         self.resting: dict[Slot, RestingWeight] = {}
         self.gradients: dict[Slot, RestingGradient] = {}
         self.on_device = False
@@ -33,31 +49,138 @@ class Block:
         self.changes = False
         self.ticket: Ticket = None
 
+    @property
+    def memories(self) -> list[RestingMemory]:
+        """The memory that its weights rest in, each once."""
+        return list(dict.fromkeys(weight.memory for weight in self.resting.values()))
 
-class RestingWeight:
-    """One weight: its storage on the device and its bytes on the host."""
+    def pack(self, arena: HostArena) -> None:
+        """Put its weights into common memory, but for those whose memory other parameters share."""
+        plain = [
+            each for each in self.module.parameters() if not is_traceable_wrapper_subclass(each)
+        ]
+        shared = Counter(map(storage_key, plain))
+        loose = [
+            weight
+            for weight in self.resting.values()
+            if weight.memory not in self._packed
+            and is_packable(weight.weight)
+            and shared[storage_key(weight.weight)] <= 1
+        ]
+        self._packed += packed(loose, arena)
 
-    def __init__(self, weight: nn.Parameter, lane: CopyLane) -> None:
-        self.weight = weight
-        self.storage = weight.untyped_storage()
-        self._flat = flat_bytes(weight)
-        self.host = lane.host_buffer(self._flat.numel())
-        self.host.copy_(self._flat)
-        self.storage.resize_(0)
-        self.own = self.host_view()  # always the same one, for an optimizer's state
+
+def is_packable(weight: torch.Tensor) -> bool:
+    """Whether nobody keeps tensors of a weight's memory but who asks the weight for them: libraries do
+    of quantised ones, which are of classes of their own, or list constants under fake tensors."""
+    kind = type(weight)
+    is_special = kind is not nn.Parameter and nn.Parameter in kind.__mro__
+    return not is_special and not getattr(weight, "constants", ())
+
+
+class RestingMemory:
+    """Memory of the device that is empty while what it holds rests on the host: of a weight, or of
+    all weights of a block.
+
+    Attributes:
+        flat: all of it, as bytes.
+        host: those bytes on the host.
+    """
+
+    def __init__(self, flat: torch.Tensor, host: torch.Tensor) -> None:
+        self.flat = flat
+        self.host = host
+        self.storage = flat.untyped_storage()
 
     def filled(self) -> Pair:
-        """Allocate its storage; returns (target, source) of the copy that fills it."""
+        """Allocate it; returns (target, source) of the copy that fills it."""
         self.storage.resize_(self.host.numel())
-        return self._flat, self.host
+        return self.flat, self.host
 
     def stored(self) -> Pair:
         """(target, source) of the copy that keeps what it holds on the device."""
-        return self.host, self._flat
+        return self.host, self.flat
+
+    def empty(self) -> None:
+        """Free it."""
+        self.storage.resize_(0)
+
+
+class RestingWeight:
+    """A weight in memory that rests on the host."""
+
+    def __init__(self, weight: nn.Parameter, lane: CopyLane) -> None:
+        flat = flat_bytes(weight)
+        # The first buffer of a weight that is packed is only there until then.
+        host = lane.host_buffer(flat.numel(), pinned=not is_packable(weight))
+        host.copy_(flat)
+        self.weight = weight
+        self.memory = RestingMemory(flat, host)
+        self.memory.empty()
+        self._layout = Layout.of(weight)
+        self._host = host
+        self._own: torch.Tensor | None = None
+
+    @property
+    def own(self) -> torch.Tensor:
+        """Its view of the host, always the same one, for an optimizer's state."""
+        if self._own is None:
+            self._own = self.host_view()
+        return self._own
 
     def host_view(self) -> torch.Tensor:
         """The weight as a view of the host's bytes."""
-        return Layout.of(self.weight).on(self.host)
+        return self._layout.on(self._host)
+
+    def move(self, memory: RestingMemory, start: int) -> None:
+        """Become a part of larger memory, from this byte on."""
+        part = memory.host[start : start + self._host.numel()]
+        part.copy_(self._host)
+        self._host = _as_whole(part)
+        self.weight.data = self._layout.moved(start // self.weight.itemsize).on(memory.flat)
+        self.memory = memory
+        if self._own is not None:
+            self._own.data = self.host_view()
+
+    def leave(self) -> None:
+        """Take memory of its own on the device, where it is now."""
+        self.weight.data = self.weight.data.clone()
+
+
+def _as_whole(part: torch.Tensor) -> torch.Tensor:
+    """A part of a host's buffer as a tensor whose storage ends where it does, as files want it."""
+    if isinstance(part, FakeTensor):
+        return part
+    return torch.from_numpy(part.numpy())
+
+
+def packed(weights: Sequence[RestingWeight], arena: HostArena) -> list[RestingMemory]:
+    """Empty memory that holds all of these weights, so that one copy moves many of them.
+
+    Weights begin where the caching allocator would have begun them.
+    """
+    sizes = [-(-weight.memory.host.numel() // BLOCK) * BLOCK for weight in weights]
+    memories = []
+    first = 0
+    while first < len(weights):
+        # As many as the host's buffer has room for, or all.
+        last = len(weights)
+        while last > first + 1 and not arena.fits(sum(sizes[first:last])):
+            last -= 1
+        if not arena.fits(sum(sizes[first:last])):
+            last = len(weights)  # in a new one
+
+        end = sum(sizes[first:last])
+        flat = torch.empty(end, dtype=torch.uint8, device=weights[first].weight.device)
+        memory = RestingMemory(flat, arena.take(end, sum(sizes)))
+        start = 0
+        for weight, size in zip(weights[first:last], sizes[first:last], strict=True):
+            weight.move(memory, start)
+            start += size
+        memory.empty()
+        memories.append(memory)
+        first = last
+    return memories
 
 
 class RestingGradient:

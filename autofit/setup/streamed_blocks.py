@@ -1,10 +1,10 @@
 """Weights that rest in host memory and are streamed to the device block by block, forward and
 backward.
 
-Each streamed weight keeps its storage on the device, which is emptied while its block rests and
-filled before the block runs. Views of it, and what autograd has saved of it, stay valid: they share
-the storage. It is filled through a tensor with a version counter of its own, so that autograd does
-not see the weight change.
+The streamed weights of a block share one storage on the device, which is emptied while the block
+rests and filled by one copy before it runs. Views of them, and what autograd has saved of them, stay
+valid: they share the storage. It is filled through a tensor with a version counter of its own, so
+that autograd does not see the weights change.
 
 A block is *needed* when one of its modules is called or a gradient reaches one of its outputs;
 every block but that one and its expected successor then leaves the device. Autograd runs strictly
@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.config import Config
 from autofit.core.hardware import MIB
-from autofit.setup.host_copies import CopyLane, Ticket, storage_key
+from autofit.setup.host_copies import CopyLane, HostArena, Ticket, storage_key
 from autofit.setup.resting_weights import Block, Pair, RestingGradient, RestingWeight, Slot
 
 # Where trained weights are updated: in the backward, or on the host after it.
@@ -94,6 +94,7 @@ class BlockStreamer:
         updated: Updated | None = None,
     ) -> None:
         self._lane = lane
+        self._arena = HostArena(lane)
         self._smallest = smallest
         self._updated = updated
         slots_of_blocks = _own_slots(model, blocks, updated is not None)
@@ -138,6 +139,13 @@ class BlockStreamer:
             block.gradients[slot] = gradient
             made = functools.partial(self._made, block, gradient)
             self._handles.append(weight.register_post_accumulate_grad_hook(made))
+
+    def made(self, block: Block, slot: Slot) -> None:
+        """Note that a weight is there which its block awaited; after the last one they are put
+        together."""
+        block.awaited.discard(slot)
+        if not block.awaited:
+            block.pack(self._arena)
 
     def value_of(self, weight: nn.Parameter) -> torch.Tensor:
         """The current value of a weight, on the host if it rests there; writes are persistent."""
@@ -186,6 +194,8 @@ class BlockStreamer:
                 self._bring(block)
                 self._bring_gradients(block)
                 self._lane.wait(block.ticket)
+                for weight in block.resting.values():
+                    weight.leave()
         except torch.OutOfMemoryError:
             for block in self.blocks:
                 self._restore_on_host(block)
@@ -205,7 +215,7 @@ class BlockStreamer:
                 gradient = block.gradients[slot].host_view()
 
             weight.grad = None
-            weight.data = resting.host_view()
+            weight.data = resting.host_view().clone()
             weight.grad = gradient
 
     def _hooks(self, block: Block, whole: bool) -> Iterator[Any]:
@@ -246,6 +256,8 @@ class BlockStreamer:
             self._complete = True
             for owner, (module, name) in self.slots():
                 self.hold(owner, (module, name), module._parameters[name])  # type: ignore[arg-type]
+            for owner in self.blocks:
+                owner.pack(self._arena)
 
         if self._running is not None:
             earlier, last = self._running
@@ -308,7 +320,7 @@ class BlockStreamer:
 
         block.on_device = True
         try:
-            block.ticket = self._lane.copy([weight.filled() for weight in block.resting.values()])
+            block.ticket = self._lane.copy([memory.filled() for memory in block.memories])
         # out of memory half-way: a later run must not take the block for filled
         except BaseException:
             self._empty(block)
@@ -321,7 +333,7 @@ class BlockStreamer:
             return False
 
         block.changes = False
-        block.ticket = self._lane.copy([weight.stored() for weight in block.resting.values()])
+        block.ticket = self._lane.copy([memory.stored() for memory in block.memories])
         self._stored = block.ticket
         return True
 
@@ -382,20 +394,24 @@ class BlockStreamer:
         self._lane.wait(block.ticket)  # or an unfinished copy would write into freed memory
         block.ticket = None
         block.on_device = False
-        for weight in block.resting.values():
-            weight.storage.resize_(0)
+        for memory in block.memories:
+            memory.empty()
 
     def _put_host_weights(
         self, block: Block, module: nn.Module, state: dict[str, Any], prefix: str, _: Any
     ) -> None:
         """Fill a state dict from the host, whether or not the weights are on the device."""
         self._settle()
-        resting = {weight.storage._cdata: weight for weight in block.resting.values()}
+        resting = {id(weight.weight): weight for weight in block.resting.values()}
+        # Other parameters may share the memory of one.
+        alone = {storage_key(weight.weight): weight for weight in block.resting.values()}
         for name, parameter in module._parameters.items():
             if parameter is None or prefix + name not in state:
                 continue
 
-            weight = resting.get(_memory(parameter))
+            weight = resting.get(id(parameter))
+            if weight is None and not is_traceable_wrapper_subclass(parameter):
+                weight = alone.get(storage_key(parameter))
             if weight is not None:
                 state[prefix + name] = weight.host_view()
 

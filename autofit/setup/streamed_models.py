@@ -57,6 +57,7 @@ def stream_blocks(
 
     for block, slot in streamer.slots():
         if getattr(*slot).dim() > 1:  # vectors are too small to be streamed
+            block.awaited.add(slot)
             store = setup.weights.holders.get(slot)
             hold = functools.partial(_store_and_hold, streamer, block, slot, store)
             setup.weights.holders[slot] = hold
@@ -78,6 +79,7 @@ def _store_and_hold(
         parameter = nn.Parameter(values, requires_grad=own is not None and own.requires_grad)
 
     streamer.hold(block, slot, parameter)
+    streamer.made(block, slot)
     return parameter
 
 

@@ -144,11 +144,7 @@ def test_building_never_has_more_than_one_frozen_weight_on_the_device(
     def noted(streamer: BlockStreamer, block: Any, slot: Any, weight: nn.Parameter) -> None:
         hold(streamer, block, slot, weight)
         there.append(
-            sum(
-                each.storage.nbytes()
-                for block in streamer.blocks
-                for each in block.resting.values()
-            )
+            sum(each.storage.nbytes() for block in streamer.blocks for each in block.memories)
         )
 
     monkeypatch.setattr(BlockStreamer, "hold", noted)
