@@ -276,10 +276,11 @@ def _in_one_zygote(executor: Executor) -> Iterator[None]:
     brief: dict[str, Any] = dict.fromkeys(
         ("EXPLORE_PLAN", "VERIFY_PLAN"), Plan(min_steps=1, max_steps=2)
     )
-    brief["predict_all"] = functools.partial(predict_all, measuring=0.02)
+    briefly = functools.partial(predict_all, measuring=0.02)
     brief["LocalExecutor"] = lambda *_: contextlib.nullcontext(executor)
     with (
         mock.patch.multiple("autofit.tuning.measured", **brief),
+        mock.patch("autofit.tuning.forecast.predict_all", briefly),
         mock.patch("autofit.tuning.annotations.Annotator.timelines", lambda *_: {}),
     ):
         yield

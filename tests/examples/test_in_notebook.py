@@ -17,11 +17,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
 from autofit.probe.executors import local
-from autofit.tuning import annotations, measured as tune
+from autofit.tuning import annotations, forecast, measured as tune
 from tests.probe.bare import FIRST
 local.START = FIRST + local.START  # the model is a plain one
 def predict_all(*_, **__): raise autofit.ProbeError('not here.')  # predicting takes its time
-tune.predict_all = predict_all
+forecast.predict_all = predict_all
 annotations.Annotator.timelines = lambda *_: {}  # nor are steps followed afterwards
 annotations.Annotator.on_devices = lambda *_: ()
 tune.EXPLORE_PLAN = dataclasses.replace(tune.EXPLORE_PLAN, max_seconds=0.3)

@@ -129,7 +129,7 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
         ),
         (
             {"activation_checkpointing": True},
-            "activation_checkpointing cannot be True. Choose from: none,",
+            "activation_checkpointing cannot be True. It takes none, selective,",
         ),
         (
             {"micro_batch_size": 0},

@@ -118,7 +118,8 @@ def test_two_ranks_train_what_one_device_trains(parallel: str) -> None:
     expected = {case: trained(case, 1)[0] for case in CASES}
     for found in on_ranks(2, _on_rank, parallel):
         for (case, _), losses in found.items():
-            assert losses == pytest.approx(expected[case], rel=LOSS), case
+            # A divergence is a difference of logarithms of about 5, which round by 2e-7 each.
+            assert losses == pytest.approx(expected[case], rel=LOSS, abs=1e-6), case
 
 
 def _on_rank(parallel: str) -> dict[tuple[str, str], list[float]]:
