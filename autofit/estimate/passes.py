@@ -151,9 +151,9 @@ class Pass:
         streamed = 0
         if config.parameter_offload == "cpu":
             streamed = self.segments.streamed_weights
-            if config.quantization == "none" and self.segments.depth:
+            if config.quantization != "int8" and self.segments.depth:
                 streamed = self.segments.depth.whole - 2  # blocks, of which each is one copy
-        gradients = adding * streamed
+        gradients = adding * self.segments.streamed_weights
         if rest_on_host(config):
             gradients += sum(self.segments.shapes.values())
         return {

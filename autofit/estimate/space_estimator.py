@@ -545,9 +545,11 @@ class SpaceEstimator:
             total = total + 2 * optimizer.weights + optimizer.state
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
             total = total + segments.streamed_block * segments.depth.whole
+            if config.quantization != "int8":  # while the last one is put together
+                total = total + segments.streamed_block
         if config.reference == OFFLOADED and segments.depth:
             whole = segments.depth.whole
-            total = total + segments.copied * (whole / (whole - 2))
+            total = total + segments.copied * ((whole + 1) / (whole - 2))
         if config.activation_offload == "cpu":
             total = total + step_pass.saved[0]
         return total

@@ -71,11 +71,9 @@ class Block:
 
 
 def is_packable(weight: torch.Tensor) -> bool:
-    """Whether nobody keeps tensors of a weight's memory but who asks the weight for them: libraries do
-    of quantised ones, which are of classes of their own, or list constants under fake tensors."""
-    kind = type(weight)
-    is_special = kind is not nn.Parameter and nn.Parameter in kind.__mro__
-    return not is_special and not getattr(weight, "constants", ())
+    """Whether nobody keeps tensors of a weight's memory but who asks the weight for them: bitsandbytes
+    does of int8 ones."""
+    return weight.dtype is not torch.int8
 
 
 class RestingMemory:

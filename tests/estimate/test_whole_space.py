@@ -182,7 +182,8 @@ def test_what_a_small_host_cannot_hold_needs_more_than_any_device_has() -> None:
 
 def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gradients() -> None:
     pytest.importorskip("torchao")
-    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1024}
+    # Of blocks beyond 10 MiB, each of which the allocator gives a segment of its own.
+    sizes = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 2048}
     workload = replace(llama_workload(4, 64, **sizes), traits=None)
     changes = [
         {"precision": "bf16", "activation_checkpointing": again, "micro_batch_size": size, **where}
@@ -193,7 +194,7 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
         )
     ]
     full = _predicted_both_ways(workload, changes)
-    block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
+    block = 2 * (4 * 1024 * 1024 + 3 * 1024 * 2048)
     # Where gradients are added, eight blocks of weights and gradients become two and three.
     kept = [each.breakdown["parameters"] + each.breakdown["gradients"] for each in full]
     assert (kept[2] - kept[3]) / block == pytest.approx(11.0, abs=0.1)
