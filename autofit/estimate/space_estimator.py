@@ -515,10 +515,9 @@ class SpaceEstimator:
         micro = step_pass.seconds(speed, config, exchanges)
         last = step_pass.seconds(speed, config, exchanges, last=True)
         updating = optimizer.seconds
-        if on_host:  # its own traffic, and weights come back
-            updating = (optimizer.moved + gradients) / self.rates.link
-        if config.optimizer_offload == "cpu" and not rests:  # gradients go there
-            updating = updating + gradients / self.rates.link
+        if on_host:  # its own traffic, and weights come back; gradients go there first
+            go = gradients * (config.optimizer_offload == "cpu" and not rests)
+            updating = (optimizer.moved + gradients + go) / self.rates.link
 
         # Both are read, the sum is written.
         adding = 3 * (segments.gradients / self.rates.bandwidth)
@@ -544,9 +543,9 @@ class SpaceEstimator:
             # Copies of weights, and their gradients.
             total = total + 2 * optimizer.weights + optimizer.state
         if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
-            total = total + segments.streamed_block * segments.depth.whole
-            if config.quantization != "int8":  # while the last one is put together
-                total = total + segments.streamed_block
+            # While a block is put together its weights are there twice.
+            blocks = segments.depth.whole + (config.quantization != "int8")
+            total = total + segments.streamed_block * blocks
         if config.reference == OFFLOADED and segments.depth:
             whole = segments.depth.whole
             total = total + segments.copied * ((whole + 1) / (whole - 2))
