@@ -562,16 +562,8 @@ class SpaceEstimator:
                 cost = self._update_costs[update]
                 if cost not in self._updates:
                     self._updates[cost] = cost.seconds(speed)
-                row = (
-                    cost.weights,
-                    cost.state,
-                    cost.paged,
-                    cost.temporary,
-                    cost.largest,
-                    cost.moved,
-                    self._updates[cost],
-                )
-                rows.append(row)
+                *figures, _ = _OptimizerRow._fields
+                rows.append([*(getattr(cost, name) for name in figures), self._updates[cost]])
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 
