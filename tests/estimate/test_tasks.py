@@ -128,7 +128,8 @@ def test_a_reference_on_the_host_leaves_two_blocks_on_the_device() -> None:
     saved = found.allocated[0] - found.allocated[1]
     assert saved == pytest.approx(3 * blocks, rel=0.2)
     assert host_bytes_of(traces[1]) == pytest.approx(found.on_host[1], rel=0.01)
-    assert found.on_host[1] == pytest.approx(5 / 3 * saved, rel=0.01)
+    # One of the five blocks is there twice while it is put together.
+    assert found.on_host[1] == pytest.approx(6 / 3 * saved, rel=0.01)
     assert found.seconds[1] > found.seconds[0]
 
 
