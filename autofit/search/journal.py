@@ -24,12 +24,14 @@ from optuna.storages.journal import BaseJournalBackend, JournalStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, is_whole, pluralize, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.plain import UNREADABLE, field_types
+from autofit.core.some_blocks import SomeBlocks
+from autofit.search.encoding import KnobValues
 from autofit.search.finals import restore
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
@@ -363,6 +365,23 @@ def _add_measurements(study: Study, records: Iterable[dict[str, Any]]) -> None:
         trial.params = {knob: measurement.config.get(knob) for knob in trial.distributions}
         with contextlib.suppress(ValueError):  # of no config of this search
             study.add_trial(trial)
+
+
+def identity_of_space(knobs: KnobValues, between: KnobValues) -> dict[str, list[Any]]:
+    """The values of each knob, as a journal's identity has them.
+
+    Numbers of blocks between two values are a word for all of them: errors show it to users.
+    """
+    found: dict[str, list[Any]] = {}
+    for knob, values in knobs.items():
+        numbers: dict[str, list[Value]] = {}
+        for value in between.get(knob, ()):
+            some = SomeBlocks.of(value)
+            if some is not None:
+                numbers.setdefault(some.rest, []).append(value)
+        words = [f"{group[0]} to {group[-1]}" for group in numbers.values()]
+        found[knob] = [*values, *words]
+    return found
 
 
 def check_resumable(journal: Journal, space: Mapping[str, Sequence[Any]]) -> None:

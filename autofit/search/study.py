@@ -26,7 +26,14 @@ from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
 from autofit.search.enumeration import Enumeration
 from autofit.search.finals import Explored, Finals
-from autofit.search.journal import SPACE, Journal, measured_between, open_study, record
+from autofit.search.journal import (
+    SPACE,
+    Journal,
+    identity_of_space,
+    measured_between,
+    open_study,
+    record,
+)
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.pruning import MemoryOrder
@@ -235,9 +242,7 @@ def search(
 
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
-            knobs = {}
-            for knob, values in space.knobs.items():
-                knobs[knob] = [*values, *problem.between.get(knob, ())]
+            knobs = identity_of_space(space.knobs, problem.between)
             identity = {**journal.identity, SPACE: knobs}
             journal = dataclasses.replace(journal, identity=identity)
         study = open_study(journal, sampler)

@@ -113,12 +113,6 @@ class Forecast:
         predicted = Predictions.of(*zip(*rows, *between, strict=True))
         return dataclasses.replace(predicted, between=tuple(row.config for row in between))
 
-    def all_values(self) -> dict[str, tuple[Value, ...]]:
-        """The values of each knob, those between two others as well."""
-        listed = self._context.space.knobs
-        between = self.values_between(listed)
-        return {knob: (*values, *between.get(knob, ())) for knob, values in listed.items()}
-
     def values_between(self, knobs: Values) -> dict[str, tuple[Value, ...]]:
         """By knob the values for some of the model's blocks that configs of a space may have."""
         traits = self._context.workload.traits

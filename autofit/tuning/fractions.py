@@ -36,16 +36,17 @@ _SHARES = (1.0, 0.93)
 
 
 @dataclass(frozen=True)
-class _Question:
-    """Of which blocks there is to be a number.
+class _Series:
+    """Configs that differ in a number of blocks alone.
 
     Attributes:
-        others: the config whose blocks are all treated in the same way.
-        rest: how the others of a config's blocks are.
+        knob: the one whose value says the number.
+        full: the config that has the saving value for all blocks.
+        rest: the value that the other blocks have.
     """
 
     knob: str
-    others: Config
+    full: Config
     rest: str
 
 
@@ -61,7 +62,7 @@ class Fractions:
     blocks: int
     knobs: Values
     constraints: Constraints
-    _known: dict[str, dict[_Question, dict[int, Row]]] = field(default_factory=dict)  # by tier
+    _known: dict[str, dict[_Series, dict[int, Row]]] = field(default_factory=dict)  # by tier
 
     def note(self, row: Row) -> None:
         """Keep what is known of a config."""
@@ -72,12 +73,12 @@ class Fractions:
             offered = self.knobs.get(knob, ())
             if value not in offered:
                 continue
-            others = row.config.replace(**{knob: value})
+            full = row.config.replace(**{knob: value})
             for rest in rests:
                 number = self._number(row.config[knob], value, rest)
                 if number is not None and rest in offered:
-                    question = _Question(knob, others, rest)
-                    of_tier.setdefault(question, {})[number] = row
+                    series = _Series(knob, full, rest)
+                    of_tier.setdefault(series, {})[number] = row
 
     def _number(self, given: Value, value: str, rest: str) -> int | None:
         """How many blocks a knob's value has as `value`, if all others are as `rest`."""
@@ -91,8 +92,8 @@ class Fractions:
     def expected(self, name: str, fits: Callable[[Row], bool]) -> list[Row]:
         """The least number of blocks with which each config of a tier is expected to fit, where it
         is not known yet: the configs that have it, and figures between those that are known."""
-        questions = self._known.get(name, {}).items()
-        found = [self._next(question, known, fits) for question, known in questions]
+        all_series = self._known.get(name, {}).items()
+        found = [self._next(series, known, fits) for series, known in all_series]
         refusals = self.constraints.refuse.values()
         return [row for row in found if row and not any(refuse(row.config) for refuse in refusals)]
 
@@ -144,7 +145,7 @@ class Fractions:
         return kept
 
     def _next(
-        self, question: _Question, known: dict[int, Row], fits: Callable[[Row], bool]
+        self, series: _Series, known: dict[int, Row], fits: Callable[[Row], bool]
     ) -> Row | None:
         """The least number that is expected to fit; None where it is known, or none fits."""
         too_large = [number for number, row in known.items() if not fits(row)]
@@ -155,8 +156,7 @@ class Fractions:
         below = max(too_large)
         above = min(small_enough)
         between = [
-            self._between(question, known, below, above, number)
-            for number in range(below + 1, above)
+            self._between(series, known, below, above, number) for number in range(below + 1, above)
         ]
         if not between:
             return None
@@ -164,16 +164,16 @@ class Fractions:
         return between[min(at, len(between) - 1)]
 
     def _between(
-        self, question: _Question, known: dict[int, Row], below: int, above: int, number: int
+        self, series: _Series, known: dict[int, Row], below: int, above: int, number: int
     ) -> Row:
         """What is expected of a number between two that are known."""
-        value, _ = LEVERS[question.knob]
-        some = SomeBlocks(value, number, question.rest)
+        value, _ = LEVERS[series.knob]
+        some = SomeBlocks(value, number, series.rest)
         share = (number - below) / (above - below)
         before = known[below]
         after = known[above]
         return Row(
-            question.others.replace(**{question.knob: str(some)}),
+            series.full.replace(**{series.knob: str(some)}),
             before.nbytes + share * (after.nbytes - before.nbytes),
             before.seconds + share * (after.seconds - before.seconds),
         )

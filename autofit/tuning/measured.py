@@ -49,7 +49,12 @@ from autofit.report.formatting import (
 )
 from autofit.search.concurrency import Threaded
 from autofit.search.finals import Finals
-from autofit.search.journal import Journal, check_resumable, measured_between
+from autofit.search.journal import (
+    Journal,
+    check_resumable,
+    identity_of_space,
+    measured_between,
+)
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import nearest_miss
@@ -236,7 +241,9 @@ class MeasuredSearch:
                 measured_between=functools.partial(measured_between, self._directory.journal),
                 seconds_left=lambda: self._left(EXPLORE_SHARE),
             )
-            check_resumable(journal, forecast.all_values())  # before predictions, which take long
+            # Before predictions, which take long.
+            between = forecast.values_between(context.space.knobs)
+            check_resumable(journal, identity_of_space(context.space.knobs, between))
             space = self._narrowed_space(forecast)
             problem = SearchProblem(
                 probe=self._probe,
