@@ -7,8 +7,9 @@ reported keys alone. Files that divide over devices and do not say how many are 
 
 Prints a line for each and counts at the end; an answer that is neither is a fault, and makes the
 exit code 1. With `--results` each line is also kept as JSON, beside the card that it was for. A
-file of which that says "tuned" or "refused" is not tried again, so that a run that was stopped goes
-on, and files that need a larger card or more time get it in a second run.
+file of which that says "tuned" or "refused" is not tried again, nor one without an answer for the
+same card and limit, so that a run that was stopped goes on, and files that need a larger card or
+more time get it in a second run.
 """
 
 import argparse
@@ -104,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="JSON lines: what came of each file")
     args = parser.parse_args(arguments)
 
+    tried_on = {"gpu_mem": args.gpu_mem, "devices": args.devices, "time_limit": args.time_limit}
     counts: collections.Counter[str] = collections.Counter()
     known = results_of(args.results)
     paths = sorted(
@@ -112,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     for path in paths[:: args.every]:
         name = str(path.relative_to(args.directory))
         before = known.get(name, {})
-        if before.get("outcome") in ("tuned", "refused"):
+        answered = before.get("outcome") in ("tuned", "refused")
+        if answered or tried_on.items() <= before.items():
             counts[before["outcome"]] += 1
             continue
 
@@ -125,14 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{kind:10} {name}: {what}", flush=True)
 
         if args.results:
-            row = {
-                "file": name,
-                "outcome": kind,
-                "said": what,
-                "gpu_mem": args.gpu_mem,
-                "devices": args.devices,
-                "time_limit": args.time_limit,
-            }
+            row = {"file": name, "outcome": kind, "said": what, **tried_on}
             with args.results.open("a") as results:
                 results.write(json.dumps(row) + "\n")
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
