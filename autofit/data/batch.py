@@ -64,6 +64,7 @@ def map_tensors(
             is_whole = id(batch) in whole or not tensors(batch)
         else:
             is_whole = type(batch) is tuple and _are_texts(batch)
+
         if is_whole:
             return lists(batch)
         return type(batch)(map(inner, batch))
@@ -160,6 +161,7 @@ def _counted(batch: Any, layout: Layout | None) -> int:
         verb = "is a list" if len(lists) == 1 else "are lists"
         message += f": {' and '.join(lists)} {verb}"
         remedy = f'dataset.set_format("torch") makes tensors of lists. {remedy}'
+
     raise InputError(f"{message}.", remedy)
 
 
@@ -177,13 +179,23 @@ def split(batch: Any, size: int, cut: Cut | None = None) -> Iterator[Any]:
         yield from _slices(batch, size, layout, total)
 
 
-def _slices(batch: Any, size: int, layout: Layout | None, total: int) -> Iterator[Any]:
+def _slices(
+    batch: Any,
+    size: int,
+    layout: Layout | None,
+    total: int,
+) -> Iterator[Any]:
     """Slices of `size` of all samples, as views."""
     for start in range(0, total, size):
         yield _take(batch, range(start, min(start + size, total)), layout, total)
 
 
-def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any:
+def samples_of(
+    batch: Any,
+    start: int,
+    stop: int,
+    cut: Cut | None = None,
+) -> Any:
     """Samples `start` to `stop` of a batch, as views of it.
 
     With a user's `cut`, which makes slices of one size, those behind `start` are no more than those
@@ -194,6 +206,7 @@ def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any
         if not start:
             return begun
         return _parts(begun, start, cut)[1]
+
     return take_samples(batch, range(start, stop), cut)
 
 
@@ -202,6 +215,7 @@ def take_samples(batch: Any, samples: Sequence[int], cut: Cut | None = None) -> 
     if is_own(cut):
         return samples_of(batch, samples[0], samples[-1] + 1, cut)
     layout = _layout(batch, cut)
+
     return _take(batch, samples, layout, _counted(batch, layout))
 
 
@@ -226,10 +240,16 @@ def repeat_to(batch: Any, samples: int, cut: Cut | None = None) -> Any:
     if layout and samples != total:
         largest = layout.sizes.index(max(layout.sizes))
         chosen = [largest] * samples
+
     return _take(batch, chosen, layout, total)
 
 
-def _take(batch: Any, samples: Sequence[int], layout: Layout | None, total: int) -> Any:
+def _take(
+    batch: Any,
+    samples: Sequence[int],
+    layout: Layout | None,
+    total: int,
+) -> Any:
     """These of all samples of a batch with this layout; a range as views."""
     layout = layout or Layout(())
     rows = slice(samples.start, samples.stop) if isinstance(samples, range) else list(samples)
@@ -289,10 +309,16 @@ def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
         batch = workload.batch(samples)
     if has_rows(batch, workload.split):
         return batch
+
     return samples_of(workload.batch(whole), 0, samples, workload.split)
 
 
-def own_samples(batch: Any, part: int, parts: int, cut: Cut | None = None) -> tuple[Any, bool]:
+def own_samples(
+    batch: Any,
+    part: int,
+    parts: int,
+    cut: Cut | None = None,
+) -> tuple[Any, bool]:
     """One of several equal parts of a batch, the last ones smaller where it does not divide.
 
     Returns:
@@ -303,4 +329,5 @@ def own_samples(batch: Any, part: int, parts: int, cut: Cut | None = None) -> tu
     start = part * size
     if start >= total:
         return samples_of(batch, 0, 1, cut), False
+
     return samples_of(batch, start, min(start + size, total), cut), True

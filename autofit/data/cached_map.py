@@ -60,4 +60,5 @@ def cached_map(
     finally:
         if hides_bars:
             datasets.enable_progress_bars()
+
     return datasets.Dataset.from_file(str(file))

@@ -103,7 +103,11 @@ class ChatTemplate:
         return str(rendered)
 
     def render_with_turns(
-        self, messages: Messages, tools: Any = None, *, without: Collection[int] = ()
+        self,
+        messages: Messages,
+        tools: Any = None,
+        *,
+        without: Collection[int] = (),
     ) -> tuple[str, Spans]:
         """The text of a conversation, and the assistant's turns in it.
 
@@ -124,6 +128,7 @@ class ChatTemplate:
             turns = self._turns(text, messages, tools)
             hidden = [turns[number] for number in without]
             generated = [span for span in generated if not _meets_any(span, hidden)]
+
         return text, generated
 
     def end_of_turn(self, tools: Any = None) -> str:
@@ -148,6 +153,7 @@ class ChatTemplate:
             return_assistant_tokens_mask=True,
             **self._tokenizer.special_tokens_map,
         )
+
         return rendered[0], list(generated[0])
 
     def _turns(self, text: str, messages: Messages, tools: Any) -> dict[int, Span]:
@@ -207,6 +213,7 @@ class ChatTemplate:
                 rendered = self.render(conversation, tools)
             except Exception:  # a template is code that came with the tokenizer
                 continue
+
             if MARK.sub("", rendered) == text:
                 return texts_of(rendered, owners)
 
@@ -220,6 +227,7 @@ class ChatTemplate:
         template = self._tokenizer.get_chat_template(tools=tools)
         if template not in self._frames:
             self._frames[template] = self._find_frame(template)
+
         return self._frames[template]
 
     def _find_frame(self, template: str) -> _Frame:
@@ -248,6 +256,7 @@ class ChatTemplate:
             end = prompted_again[-1].removesuffix(prompt)
         else:
             end = _shared(last, to_question, self._tokens)
+
         if not to_question.startswith(end):
             raise UnlocatedError("it closes a turn in another way where others follow")
 
@@ -258,6 +267,7 @@ class ChatTemplate:
         called = self._pieces(template, _CALLED)
         if called is not None and called == self._pieces(template, _CALLED, prompt=True):
             closings["tool"] = called[-1]
+
         return _Frame(header, closings, end, last)
 
     def _around(self, template: str, messages: Messages, *, prompt: bool = False) -> list[str]:
@@ -269,10 +279,15 @@ class ChatTemplate:
                 "it does not write each of some questions and answers once, one after the other"
             )
             raise UnlocatedError(reason)
+
         return pieces[::2]
 
     def _pieces(
-        self, template: str, messages: Messages, *, prompt: bool = False
+        self,
+        template: str,
+        messages: Messages,
+        *,
+        prompt: bool = False,
     ) -> list[str] | None:
         """What a template writes, cut at both ends of each text; None where it takes no such
         messages."""
@@ -299,6 +314,7 @@ def _around_message(
         stop = own[-1] + 1
         if stop - start != len(own):
             raise UnlocatedError("it writes other messages within one of the assistant")
+
         return texts[start:stop], texts[:start], texts[stop:]
 
     before = [text for text in texts if text.message < number]
@@ -325,13 +341,16 @@ def unlearnt(messages: Messages, location: str) -> set[int]:
                     "followed."
                 )
                 raise InputError(problem, "Give 0 to turns that are not learnt, and 1 to others.")
+
             if value and not is_own and key != "weight":
                 role = message["role"]
                 problem = f"{location}: a message of {role} is to be learnt, as its {key} says."
                 remedy = f"Leave out its {key}, or learn all tokens with --learn all."
                 raise InputError(problem, remedy)
+
             if is_own and not value:
                 found.add(number)
+
     return found
 
 
@@ -342,13 +361,19 @@ def unlocated(error: UnlocatedError, location: str = "") -> InputError:
         "Give a template with {% generation %} marks around them, or learn all tokens with "
         "--learn all."
     )
+
     return InputError(
         f"{where}the assistant's turns cannot be told from the rest of the chat template: {error}.",
         remedy,
     )
 
 
-def _after_closing(text: str, start: int, message: Message, closings: Mapping[str, str]) -> int:
+def _after_closing(
+    text: str,
+    start: int,
+    message: Message,
+    closings: Mapping[str, str],
+) -> int:
     """Where a message ends whose own text ends at `start`, if nothing but its closing follows."""
     closing = closings.get(message.get("role", ""))
     if closing is not None:
@@ -356,10 +381,16 @@ def _after_closing(text: str, start: int, message: Message, closings: Mapping[st
         for end in (_blank_end(message) + closing, closing):
             if text.startswith(end, start):
                 return start + len(end)
+
     raise UnlocatedError("a turn of the assistant begins in an unknown way")
 
 
-def _after_end(text: str, start: int, message: Message, ends: Sequence[str]) -> int:
+def _after_end(
+    text: str,
+    start: int,
+    message: Message,
+    ends: Sequence[str],
+) -> int:
     """Where a turn ends whose own text ends at `start`: after the first end that follows."""
     content = message.get("content")
     has_text = isinstance(content, str) and bool(content.strip())
@@ -376,6 +407,7 @@ def _after_end(text: str, start: int, message: Message, ends: Sequence[str]) -> 
             found = text.find(end, start)
         if found >= 0:
             return found + len(end)
+
     raise UnlocatedError("a turn of the assistant ends in an unknown way")
 
 
@@ -384,6 +416,7 @@ def _blank_end(message: Message) -> str:
     content = message.get("content")
     if not isinstance(content, str):
         return ""
+
     return content[len(content.rstrip()) :]
 
 
@@ -397,6 +430,7 @@ def _shared(text: str, other: str, tokens: Collection[str] = ()) -> str:
         for start in range(max(0, size - len(token) + 1), size):
             if text.startswith(token, start) or other.startswith(token, start):
                 size = min(size, start)
+
     return text[:size]
 
 

@@ -41,6 +41,7 @@ def marked(messages: Messages, *, with_empty: bool = True) -> tuple[Messages, li
             for key, part in value.items():
                 parts[key] = part if key in _NO_TEXTS else enclosed(part, message)
             return parts
+
         if isinstance(value, list):
             return [enclosed(part, message) for part in value]
         if not isinstance(value, str):
@@ -56,12 +57,14 @@ def marked(messages: Messages, *, with_empty: bool = True) -> tuple[Messages, li
         opening = chr(_OPENING + len(owners))
         closing = chr(_CLOSING + len(owners))
         owners.append(message)
+
         return value[:start] + opening + inner + closing + value[stop:]
 
     found = []
     for number, message in enumerate(messages):
         texts = {key: enclosed(message[key], number) for key in _TEXTS if key in message}
         found.append({**message, **texts})
+
     return found, owners
 
 
@@ -80,7 +83,9 @@ def texts_of(rendered: str, owners: Sequence[int]) -> list[Text]:
             texts[-1] = replace(texts[-1], end=place)
         else:
             texts.append(Text(owners[number], place, place))
+
         opened = -1 if is_closing else number
+
     return texts
 
 
@@ -91,4 +96,5 @@ def count_outside(text: str, texts: Sequence[Text], part: str) -> int:
     for found in texts:
         count += text.count(part, done, found.start)
         done = max(done, found.end)
+
     return count + text.count(part, done)

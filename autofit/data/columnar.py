@@ -71,12 +71,14 @@ def saved_source(path: Path, wanted: Wanted) -> RowSource:
             splits = ", ".join(data) or "none at all"
             message = f"the data set in {path} has no split named train, but {splits}."
             raise InputError(message, "Give the directory of one of them.")
+
         data = data["train"]
 
     plain, media = _divided(data.data.schema, wanted)
     columns = data.with_format(None).select_columns(plain)
     rows = columns if plain else _empty_rows(len(data))
     cells = _columns_of(data.data, media)
+
     return RowSource(_located(path, rows, cells), _remedy(data.column_names), columnar=True)
 
 
@@ -92,6 +94,7 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
         if not plain:
             yield from _empty_rows(file.metadata.num_rows)
             return
+
         with _readable(path, "Parquet"):
             for batch in file.iter_batches(batch_size=_ROWS, columns=plain):
                 yield from batch.to_pylist()
@@ -114,6 +117,7 @@ def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
     folder = cached_folder(digest(repr(key)), build)
     mapped = pyarrow.memory_map(os.fsencode(folder / _MEDIA))
     table = pyarrow.ipc.open_stream(mapped).read_all()
+
     return _columns_of(table, media)
 
 
@@ -132,6 +136,7 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
         if not plain:
             yield from _empty_rows(table.num_rows)
             return
+
         for batch in table.select(plain).to_batches(max_chunksize=_ROWS):
             yield from batch.to_pylist()
 
@@ -145,6 +150,7 @@ def without_nulls(value: Any) -> Any:
         return {key: without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):
         return [without_nulls(part) for part in value]
+
     return value
 
 
@@ -190,6 +196,7 @@ def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:
         if name in wanted.names:
             columns = media if _is_media(schema.field(name).type) else plain
             columns.append(name)
+
     return plain, media
 
 
@@ -199,6 +206,7 @@ def _is_media(kind: Any) -> bool:
         kind = kind.value_type
     if not pyarrow.types.is_struct(kind):
         return False
+
     return {part.name for part in kind} == {"bytes", "path"}
 
 
@@ -209,4 +217,5 @@ def _stored(cells: Any, row: int) -> Stored | list[Stored] | None:
         return None
     if hasattr(cell, "keys"):
         return Stored(cells, row)
+
     return [Stored(cells, row, number) for number in range(len(cell))]

@@ -81,6 +81,7 @@ def compression_of(head: bytes) -> str | None:
         return "xz"
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         return "zstd"
+
     return None
 
 
@@ -137,7 +138,9 @@ class TextFile:
             if end:
                 yield "".join([*begun, part[:end]]), position
                 begun = []
+
             begun.append(part[end:])
+
         if rest := "".join(begun):
             yield rest, position
 
@@ -168,6 +171,7 @@ def text_file(path: Path, head: bytes) -> TextFile:
         raise InputError(f"the data file {path} is no text: it holds bytes of zero.", READABLE)
     if not has_text:
         raise InputError(f"the data file {path} is empty.")
+
     return file
 
 
@@ -186,6 +190,7 @@ def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
             place = given - len(error.object) + error.start
             byte = f"0x{error.object[error.start]:02x}"
             why = f"'utf-8' codec can't decode byte {byte} in position {place}: {error.reason}"
+
         return f"the data file {path} cannot be read as text: {why}."
 
     position = 0
@@ -193,4 +198,5 @@ def _decoded(path: Path, head: bytes) -> Iterator[tuple[str, int]]:
         for part, position in read_parts(path, head):
             given += len(part)
             yield lines.decode(part), position
+
         yield lines.decode(b"", final=True), position

@@ -101,6 +101,7 @@ def shape_of(row: Any, before: Shape | None = None) -> Shape | None:
         is_better_as_text = row.get("text") is not None and bool(shape.lost(row))
         if shape.shows(row) and not is_better_as_text:
             return shape
+
     return None
 
 
@@ -121,6 +122,7 @@ def read_shape(shape: Shape, row: Row, location: str) -> dict[str, Any]:
     if shape.form == MESSAGES:
         fields["messages"] = _with_system(fields["messages"], row.get("system"), location)
         fields["tools"] = row.get("tools")
+
     return fields
 
 
@@ -150,6 +152,7 @@ def of_turns(turns: Any, location: str) -> list[dict[str, Any]]:
         if message.get("content") is None:
             message["content"] = value
         messages.append(message)
+
     return messages
 
 
@@ -213,6 +216,7 @@ def _alpaca(answer: str, context: str) -> Shape:
         added = _text(row, context, location)
         template = _ALPACA_WITH_INPUT if added else _ALPACA
         prompt = template.format(instruction=instruction, input=added)
+
         return {"prompt": prompt, "completion": row[answer]}
 
     return Shape(
@@ -240,6 +244,7 @@ def _alpaca_chat(row: Row, location: str) -> dict[str, Any]:
         if not isinstance(turn, list) or len(turn) != 2:
             problem = f"{location}: every turn of history must be a list of two texts."
             raise InputError(problem, remedy)
+
         turns.append(turn)
 
     question = _text(row, "instruction", location)
@@ -252,6 +257,7 @@ def _alpaca_chat(row: Row, location: str) -> dict[str, Any]:
     for asked, answer in turns:
         messages.append({"role": "user", "content": asked})
         messages.append({"role": "assistant", "content": answer})
+
     return {"messages": messages}
 
 
@@ -261,6 +267,7 @@ def _text(row: Row, name: str, location: str) -> str:
     if text is not None and not isinstance(text, str):
         message = f"{location}: {name} must be text, not {type(text).__name__}."
         raise InputError(message, "Put it in quotation marks.")
+
     return text or ""
 
 

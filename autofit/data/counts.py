@@ -75,6 +75,7 @@ def counted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any,
         count = loss_count(workload, part)
         if count:
             slices.append((part, count))
+
     return slices
 
 
@@ -101,6 +102,7 @@ def counted(count: Count, batch: Any, split: Callable[[Any, int], Any] | None = 
         if count.kind == "elements":
             found += entries.numel()
             continue
+
         if count.kind == "total":
             found += float(entries.sum(dtype=torch.float64))
             continue
@@ -109,6 +111,7 @@ def counted(count: Count, batch: Any, split: Callable[[Any, int], Any] | None = 
         if masks is not None:
             counts = counts & (_columns(masks[number], count.columns) != 0)
         found += int(counts.sum())
+
     return found
 
 
@@ -128,6 +131,7 @@ def candidates(batch: Any) -> list[Count]:
                 labels.append((path, tensor))
             if _may_be_total(path, tensor):
                 found.append(Count("total", path))
+
         if EACH in path or layout_of(batch) is not None:
             found.append(Count("elements", path))
 
@@ -144,6 +148,7 @@ def candidates(batch: Any) -> list[Count]:
             for columns in windows:
                 count = Count("unequal", other, IGNORED_LABEL, columns, mask=path)
                 found.append(count)
+
     return found
 
 
@@ -154,11 +159,14 @@ def _may_be_total(path: _Path, tensor: torch.Tensor) -> bool:
     else:
         name = str(path[-1:]).lower()
         may_be = tensor.dim() == 1 and any(word in name for word in _SIZES)
+
     return may_be and bool((tensor >= 0).all())
 
 
 def paths(
-    batch: Any, path: _Path = (), lists: frozenset[int] | None = None
+    batch: Any,
+    path: _Path = (),
+    lists: frozenset[int] | None = None,
 ) -> Iterator[tuple[_Path, torch.Tensor]]:
     """The tensors of a batch, each with its path.
 
@@ -184,6 +192,7 @@ def paths(
         items = enumerate(batch)
     elif hasattr(batch, "__dataclass_fields__"):
         items = [(name, getattr(batch, name)) for name in batch.__dataclass_fields__]
+
     for key, value in items:
         yield from paths(value, (*path, key), lists)
 
@@ -200,6 +209,7 @@ def is_mask(tensor: torch.Tensor) -> bool:
     if tensor.dtype == torch.bool:
         return True
     is_binary = bool(((tensor == 0) | (tensor == 1)).all())
+
     return is_binary and tensor.dim() > 1
 
 
@@ -216,6 +226,7 @@ def _at(batch: Any, path: _Path) -> Iterator[torch.Tensor]:
         items = [batch[key]]
     else:
         items = [getattr(batch, key)]
+
     for item in items:
         yield from _at(item, path[1:])
 
@@ -226,6 +237,7 @@ def _columns(tensor: torch.Tensor, columns: str) -> torch.Tensor:
         return tensor[:, 1:]
     if columns == "earlier":
         return tensor[:, :-1]
+
     return tensor
 
 

@@ -48,6 +48,7 @@ def content_digest(path: Path) -> str:
             if not file.is_dir():
                 with check_regular(file).open("rb") as content:
                     sums.append((str(file), hashlib.file_digest(content, "sha256").hexdigest()))
+
     return digest(repr(sums))
 
 
@@ -75,14 +76,17 @@ def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
             temporary = Path(tempfile.mkdtemp(prefix="autofit-data-"))
             _delete_after_this_process(temporary)
             _build(temporary / name, build)
+
             return temporary / name
 
         if not _is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)
             _build(folder, build)
+
         with contextlib.suppress(OSError):
             os.utime(folder / _SUMS)  # by which it is known what was used last
         _prune(folder)
+
     return folder
 
 
@@ -113,6 +117,7 @@ def _waiting_for(lock: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(_POLL_SECONDS)
+
         yield
 
 

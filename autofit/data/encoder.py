@@ -44,6 +44,7 @@ class Values:
         if number == len(self.values):
             self.values.append(value)
             self.locations.append(location)
+
         return number
 
 
@@ -141,6 +142,7 @@ class Encoder:
         lengths = np.array([len(ids)])
         is_learnt = lengths > int(self.shifted)
         none = ids[:0]
+
         return Encoded(
             ids,
             lengths,
@@ -154,7 +156,11 @@ class Encoder:
         )
 
     def _is_learnt(
-        self, form: tuple[str, ...], columns: dict[str, Any], lengths: Array, label_lengths: Array
+        self,
+        form: tuple[str, ...],
+        columns: dict[str, Any],
+        lengths: Array,
+        label_lengths: Array,
     ) -> Array:
         """For each row whether it has a label that counts, [rows]."""
         if form == ANSWERS:
@@ -166,6 +172,7 @@ class Encoder:
         if form != PAIR and not label_lengths.any():
             return lengths > skipped
         counts = [np.any(np.asarray(row)[skipped:] != IGNORED_LABEL) for row in columns["labels"]]
+
         return np.array(counts, bool)
 
 
@@ -174,11 +181,15 @@ def _numbered_tags(rows: Rows, values: Values) -> Rows:
     tags = []
     columns = rows.columns
     for words, given, location in zip(
-        columns["tokens"], columns["tags"], rows.locations, strict=True
+        columns["tokens"],
+        columns["tags"],
+        rows.locations,
+        strict=True,
     ):
         if len(words) != len(given):
             message = f"{location}: {len(words)} words have {len(given)} tags."
             raise InputError(message, "Give each word one tag.")
+
         tags.append([values.number(tag, location) for tag in given])
 
     return replace(rows, columns={**columns, "tags": tags})

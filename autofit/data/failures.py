@@ -7,7 +7,10 @@ from autofit.core.errors import as_input_error, sentence
 
 
 def failing_as(
-    problem: str, remedy: str = "", *, reason: Callable[[BaseException], str] = sentence
+    problem: str,
+    remedy: str = "",
+    *,
+    reason: Callable[[BaseException], str] = sentence,
 ) -> AbstractContextManager[None]:
     """Turn whatever is raised inside into an InputError: "PROBLEM: REASON."
 

@@ -42,6 +42,7 @@ def file_loader(
     if not task.rows:
         message = f"autofit train reads no files for {task.name}."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+
     if options.packing is not None and not task.packs:
         message = f"packing and padding are for language models, and the task is {task.name}."
         raise InputError(message, "Leave out --packing and --padding.")
@@ -59,4 +60,5 @@ def file_loader(
         return text_loader(workload, path, tokenizer, options)
     if task.medium == "sound":
         return sound_loader(workload, path, tokenizer, processing, options)
+
     return image_text_loader(workload, path, processing, options)

@@ -49,6 +49,7 @@ def row_sources(path: Path, wanted: Wanted, notes: list[str]) -> Iterator[RowSou
     if not path.is_dir():
         yield _of_file(path, wanted, notes)
         return
+
     if any((path / name).exists() for name in SAVED):
         yield saved_source(path, wanted)
         return
@@ -89,6 +90,7 @@ def _of_file(path: Path, wanted: Wanted, notes: list[str]) -> RowSource:
         source = plain_json_source(file, wanted, notes)
         if source is not None:
             notes.append(f"{path} holds JSON, and is read as such.")
+
     if source is not None:
         return replace(source, remedy=source.remedy + (_OR_TEXT if wanted.text else ""))
 
@@ -99,8 +101,10 @@ def _of_file(path: Path, wanted: Wanted, notes: list[str]) -> RowSource:
     if delimiter is not None:
         notes.append(f"{path} holds rows under a header, and is read as such.")
         return csv_source(file, wanted, delimiter)
+
     if not wanted.text:
         return lines_source(file)
     if not wanted.by_line:
         return whole_text_source(file)
+
     return lines_source(file, is_json=False)

@@ -86,6 +86,7 @@ def shards(folder: Path, notes: list[str]) -> list[Path]:
         notes.append(f"left out, directories in {folder}: {first_folders}.")
     if about:
         notes.append(f"left out, about the data in {folder}: {', '.join(about[:5])}.")
+
     return files
 
 
@@ -119,4 +120,5 @@ def _is_media(path: Path) -> bool:
     kind, _ = mimetypes.guess_type(path.name)
     if kind is not None and kind.startswith(("image/", "audio/", "video/")):
         return True
+
     return path.suffix.lower() in _MORE_MEDIA

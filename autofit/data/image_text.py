@@ -81,6 +81,7 @@ class SeenTexts:
         for name, part in batch.items():
             if getattr(part, "shape", ())[:2] == ids.shape:
                 batch[name] = part[:, : self.length]
+
         return batch
 
     def _label(
@@ -166,7 +167,10 @@ class _Sample:
 
 
 def image_text_loader(
-    workload: Workload, path: Path, processing: Processing, options: DataOptions
+    workload: Workload,
+    path: Path,
+    processing: Processing,
+    options: DataOptions,
 ) -> FileLoader:
     """The loader of a file whose rows name images and have texts, for that processor."""
     check_pillow(path)
@@ -196,6 +200,7 @@ def image_text_loader(
         kept.append(number)
         cut += row["tokens"] + more > length
         largest = max(largest, more)
+
     if not kept:
         message = (
             f"no sample of {path} has a label to learn behind its images within {length} tokens."
@@ -235,6 +240,7 @@ def _chat_tokenizer(processor: Any) -> Any:
         )
         remedy = "Give weights that were tuned to instructions, or chat_template.jinja beside them."
         raise InputError(message, remedy)
+
     return tokenizer
 
 
@@ -244,11 +250,15 @@ def _first_answer(row: Row, images: int) -> float:
     for size, behind, before, _ in row["spans"]:
         if before == images:
             first = min(first, row["tokens"] - behind - size)
+
     return first
 
 
 def _added_tokens(
-    processor: Any, samples: Sequence[_Sample], locations: Sequence[str], options: DataOptions
+    processor: Any,
+    samples: Sequence[_Sample],
+    locations: Sequence[str],
+    options: DataOptions,
 ) -> dict[Size, int]:
     """How many tokens an image of each size adds to those that a template writes for it.
 
@@ -266,12 +276,16 @@ def _added_tokens(
     def measured(rows: Columns) -> Columns:
         tokens = []
         for width, height, location in zip(
-            rows["width"], rows["height"], rows["location"], strict=True
+            rows["width"],
+            rows["height"],
+            rows["location"],
+            strict=True,
         ):
             blank = Image.new("RGB", (width, height))
             with _blaming(location, "does not take"):
                 ids = _made(processor, [text], [[blank]])["input_ids"]
             tokens.append(ids.shape[1] - len(_encoded(tokenizer, text)["input_ids"]))
+
         return {"tokens": tokens}
 
     found = cached_map(
@@ -285,6 +299,7 @@ def _added_tokens(
         key=(text, processor.to_json_string(), tokenizer),
         progress="Measuring images" if options.progress else None,
     )
+
     return dict(zip(first, found["tokens"], strict=True))
 
 
@@ -304,7 +319,10 @@ def _encoded(tokenizer: Any, text: str) -> Any:
     """The tokens of a text, and where each stands among the characters."""
     adds_special = _adds_special_tokens(tokenizer, text)
     return tokenizer(
-        text, return_offsets_mapping=True, verbose=False, add_special_tokens=adds_special
+        text,
+        return_offsets_mapping=True,
+        verbose=False,
+        add_special_tokens=adds_special,
     )
 
 
@@ -343,6 +361,7 @@ def _sample(row: Row, folder: Path, location: str) -> _Sample:
     for file in files:
         with opened_image(file, where=f"{location}: ") as image:
             sizes.append(image.size)
+
     return _Sample(json.dumps(messages, ensure_ascii=False), files, sizes)
 
 
@@ -374,6 +393,7 @@ def _with_places(messages: list[Any], named: list[Any], location: str) -> list[A
     elif len(places) != len(named):
         problem = f"{location}: {len(places)} places for {len(named)} images."
         raise InputError(problem, "Give one place for each image.")
+
     return named
 
 
@@ -388,6 +408,7 @@ def _messages(row: Row) -> list[Any]:
     else:
         name = "messages" if "messages" in row else "conversations"
         return list(json.loads(row[name]))
+
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
@@ -408,6 +429,7 @@ def _parts(content: Any, location: str, *, is_marked: bool) -> list[Any]:
                 parts.append(_IMAGE)
             if text:
                 parts.append({"type": "text", "text": text})
+
         return parts
 
     if not isinstance(content, list) or not all(
@@ -418,6 +440,7 @@ def _parts(content: Any, location: str, *, is_marked: bool) -> list[Any]:
         )
         example = 'For example [{"type": "image"}, {"type": "text", "text": "What is this?"}].'
         raise InputError(message, example)
+
     return list(content)
 
 
@@ -467,6 +490,7 @@ def _written(tokenizer: Any, rows: Columns) -> Columns:
         columns["spans"].append(spans)
         columns["largest"].append(int(ids.max()))
         columns["tokens"].append(len(ids))
+
     return columns
 
 
@@ -490,6 +514,7 @@ def _text_of(tokenizer: Any, chat: list[Any]) -> tuple[str, list[tuple[int, int,
             start = _alike(text, asked)
             end = _alike(text, render(number + 1))
             spans.append((start, end, images))
+
     return text, spans
 
 
@@ -498,6 +523,7 @@ def _alike(text: str, other: str) -> int:
     for place, (one, another) in enumerate(zip(text, other, strict=False)):
         if one != another:
             return place
+
     return min(len(text), len(other))
 
 

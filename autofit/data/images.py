@@ -64,6 +64,7 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
         wanted = " x ".join(map(str, ("N", *shape)))
         message = f"{path}: pixel_values are {given}, but the model takes {wanted}."
         raise InputError(message, "Convert the images.")
+
     if labels.shape != pixels.shape[:1]:
         message = f"{path}: {len(pixels)} images have labels of shape {tuple(labels.shape)}."
         raise InputError(message, "Give one label for each image.")
@@ -74,7 +75,9 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
 
 
 def read_folder(
-    path: Path, shape: Sequence[int], options: DataOptions
+    path: Path,
+    shape: Sequence[int],
+    options: DataOptions,
 ) -> tuple[Pictures, Labels, tuple[str, ...]]:
     """The images of a folder whose directories are the classes.
 
@@ -94,6 +97,7 @@ def read_folder(
     if not names:
         message = f"the folder {path} holds no directories with images."
         raise InputError(message, "Make one directory for each class, and put its images there.")
+
     files = [str(path / name) for name in names]
     labels = labels_from([name.parts[0] for name in names], files, options.labels)
 
@@ -107,6 +111,7 @@ def read_folder(
         for file in rows["file"]:
             pixels = _pixels(os.fsdecode(file), _MODES[channels], height, width)
             decoded.append(pixels)
+
         return {"pixels": decoded}
 
     decoded = cached_map(
@@ -129,6 +134,7 @@ def read_folder(
         count = pluralize(len(others), "file")
         first = printable(str(path / others[0]))
         notes.append(f"left out, no image: {count}, the first of them {first}.")
+
     return pictures, labels, tuple(notes)
 
 
@@ -142,6 +148,7 @@ def _image_files(folder: Path) -> tuple[list[Path], list[Path]]:
             continue
         found = images if _is_image(folder / file) else others
         found.append(file)
+
     return images, others
 
 
@@ -193,7 +200,12 @@ def read_image(file: MediaFile, mode: str, *, where: str = "") -> Any:
         return ImageOps.exif_transpose(image).convert(mode)
 
 
-def _pixels(file: str, mode: str, height: int, width: int) -> bytes:
+def _pixels(
+    file: str,
+    mode: str,
+    height: int,
+    width: int,
+) -> bytes:
     """A resized image, [channels, height, width]."""
     from PIL.Image import Resampling
 

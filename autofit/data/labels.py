@@ -61,6 +61,7 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
                 classes = f"the model has classes 0 to {rule.classes - 1}"
             message = f"{location}: label {shown(value)}, but {classes}."
             raise InputError(message, "Correct the label, or search with more classes.")
+
     return Labels(torch.tensor(values), {})
 
 
@@ -79,7 +80,9 @@ def _check_measured(value: Any, location: str) -> None:
 
 
 def _numbered_names(
-    named: Sequence[str], locations: Sequence[str], rule: LabelRule
+    named: Sequence[str],
+    locations: Sequence[str],
+    rule: LabelRule,
 ) -> Mapping[str, int]:
     """The number of each name: the model's where it knows them all, else by the alphabet."""
     distinct = sorted(set(named))
@@ -93,7 +96,9 @@ def _numbered_names(
         raise InputError(
             f"{location}: label {shown(name)} is not among the classes, which are {classes}."
         )
+
     if rule.classes is not None and len(distinct) > rule.classes:
         message = f"the data has {len(distinct)} classes, but the model has {rule.classes}."
         raise InputError(message, "Set num_labels in the model's config.json, and search again.")
+
     return {name: number for number, name in enumerate(distinct)}

@@ -85,6 +85,7 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
         own.add(id(part))
         for sample, item in enumerate(items):
             sizes[sample] += sum(tensor.numel() for tensor in item)
+
     return Layout(sizes, lists=frozenset(own)) if own else None
 
 
@@ -112,6 +113,7 @@ def _differ_in_size(items: list[list[torch.Tensor]], samples: int | None) -> boo
         lengths.add(tensor.shape[0] if tensor.dim() else None)
     if samples is None:
         return len(lengths) > 1
+
     return lengths != {samples}
 
 
@@ -150,6 +152,7 @@ def _of_images(tensors: Tensors) -> Layout | None:
     positions = tensors.get("position_ids")
     if positions is not None and positions.dim() == 3 and positions.shape[1] == samples:
         takes[id(positions)] = _rows(positions, range(samples + 1), dim=1)
+
     return Layout(sizes, takes) if takes else None
 
 
@@ -169,6 +172,7 @@ def _images_of_samples(patches: list[int], tensors: Tensors, kind: int) -> list[
         return list(range(samples + 1))
     if samples == 1:
         return [0, len(patches)]
+
     return None
 
 
@@ -186,9 +190,11 @@ def _divided(patches: list[int], tokens: list[int]) -> list[int] | None:
         while wanted > 0 and image < len(patches):
             wanted -= patches[image] * total_tokens
             image += 1
+
         if wanted:
             return None
         bounds.append(image)
+
     return bounds if image == len(patches) else None
 
 
@@ -226,6 +232,7 @@ def _of_packed_sequences(tensors: Tensors) -> Layout | None:
 
         first_tokens = (positions[0] == 0).nonzero()[:, 0]
         starts = [*first_tokens.tolist(), positions.shape[1]]
+
     if len(starts) < 3 or starts[0]:
         return None
 
@@ -238,6 +245,7 @@ def _of_packed_sequences(tensors: Tensors) -> Layout | None:
             takes[id(tensor)] = _rows(tensor, starts)
         elif len(tensor) == 1 and tensor.dim() > 1 and tensor.shape[1] == starts[-1]:
             takes[id(tensor)] = _rows(tensor, starts, dim=1)
+
     return Layout(sizes, takes)
 
 
@@ -259,6 +267,7 @@ def positions_in_rows(batch: Any) -> torch.Tensor | None:
     for value in batch.values():
         if _has_dims(value) and len(value) != len(ids):
             return None
+
     return positions
 
 
@@ -297,6 +306,7 @@ def _of_graphs(tensors: Tensors) -> Layout | None:
             takes[id(tensor)] = _rows(tensor, edge_starts)
         elif len(tensor) == len(graphs):
             takes[id(tensor)] = _rows(tensor, node_starts)
+
     return Layout(node_counts, takes)
 
 
@@ -324,6 +334,7 @@ def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
         last = samples[-1]
         if list(samples) == list(range(first, last + 1)):
             return between(first, last)
+
         return torch.cat([between(sample, sample) for sample in samples], dim)
 
     return take
@@ -339,21 +350,28 @@ def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
 
 
 def _edges(
-    take: Take, node_counts: Sequence[int], edge_counts: Sequence[int], samples: Sequence[int]
+    take: Take,
+    node_counts: Sequence[int],
+    edge_counts: Sequence[int],
+    samples: Sequence[int],
 ) -> torch.Tensor:
     """The edges of samples, [2, edges], between nodes as they are numbered among these samples."""
     edges = take(samples)
     old_starts = _pick(_starts(node_counts), samples)
     new_starts = _starts(_pick(node_counts, samples))[:-1]
     moves = edges.new_tensor(new_starts) - edges.new_tensor(old_starts)
+
     return edges + moves.repeat_interleave(edges.new_tensor(_pick(edge_counts, samples)))
 
 
 def _owners(
-    tensor: torch.Tensor, node_counts: Sequence[int], samples: Sequence[int]
+    tensor: torch.Tensor,
+    node_counts: Sequence[int],
+    samples: Sequence[int],
 ) -> torch.Tensor:
     """The number of each node's graph among these samples."""
     owners: list[int] = []
     for number, sample in enumerate(samples):
         owners += [number] * node_counts[sample]
+
     return tensor.new_tensor(owners)

@@ -49,6 +49,7 @@ def pairs_apart(blocks: Blocks) -> Blocks:
             for answer in (better, worse):
                 fields = {"prompt": prompt, "completion": answer}
                 rows.append((location, fields))
+
         yield replace(block, rows=rows), position
 
 
@@ -77,6 +78,7 @@ def marked_apart(blocks: Blocks) -> Blocks:
                 rows += _with_other(before, found)
             first = first or found
             before = found
+
         yield replace(block, rows=rows), position
 
     if first is not None and before is not None:
@@ -99,6 +101,7 @@ def _with_other(row: _Marked, other: _Marked) -> list[Located]:
     for answer in (row.answer, other.answer):
         fields = {"prompt": row.prompt, "completion": answer, DESIRABLE: row.is_good}
         rows.append((row.location, fields))
+
     return rows
 
 
@@ -152,6 +155,7 @@ def read_marked(row: Any, location: str) -> tuple[Any, Any, int]:
         turns = of_turns(chats[0], location) if chats else []
         answer = turns[-1:]
         prompt = turns[:-1]
+
     if not prompt or not answer:
         raise InputError(f"{location} lacks a prompt or its completion.", _EXAMPLE_OF_MARKED)
 
@@ -171,6 +175,7 @@ def _mark(columns: Row, location: str) -> int:
             return 1
         if mark in _FALSE:
             return 0
+
     message = f"{location}: label must be true or false, not {shown(mark)}."
     raise InputError(message, _EXAMPLE_OF_MARKED)
 
@@ -198,6 +203,7 @@ def _prompt(columns: Row, location: str) -> Any:
     added = columns.get("input")
     if name == "instruction" and isinstance(added, str) and added:
         return f"{prompt}\n{added}"
+
     return prompt
 
 
@@ -217,6 +223,7 @@ def _shared(better: Any, worse: Any) -> int:
             shared -= 1
         if better[:shared].endswith(" "):
             shared -= 1
+
     return shared
 
 
@@ -226,6 +233,7 @@ def _alike(prompt: Any, answer: Any) -> tuple[Any, Any]:
         return [{"role": "user", "content": prompt}], answer
     if isinstance(prompt, list) and isinstance(answer, str):
         return prompt, [{"role": "assistant", "content": answer}]
+
     return prompt, answer
 
 
@@ -237,4 +245,5 @@ def _with_system(prompt: Any, system: Any) -> Any:
         return f"{system}\n\n{prompt}"
     if prompt and prompt[0].get("role") == "system":
         return prompt
+
     return [{"role": "system", "content": system}, *prompt]

@@ -49,6 +49,7 @@ def load_processor(folder: str | Path, kind: str) -> Any:
     else:  # it may be a tokenizer, where no file names the processor
         if isinstance(found, transformers.ProcessorMixin) or kind not in PROCESSOR_MAPPING_NAMES:
             return found
+
     return _without_video(folder, PROCESSOR_MAPPING_NAMES[kind])
 
 
@@ -81,4 +82,5 @@ def _without_video(folder: str | Path, name: str) -> Any:
         kind = kinds.get(part)
         loaded = None if kind is None else kind.from_pretrained(folder, trust_remote_code=False)
         parts.append(loaded)
+
     return made.from_args_and_dict(parts, made.get_processor_dict(folder)[0])

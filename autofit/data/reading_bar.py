@@ -30,7 +30,13 @@ class ReadingBar:
             return
 
         if sys.stderr.isatty():
-            self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, leave=False)
+            self._bar = tqdm(
+                desc=label,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+            )
         else:
             self._due = time.monotonic() + _FIRST_LINE_SECONDS
 

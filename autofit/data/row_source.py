@@ -97,6 +97,7 @@ class RowSource:
                 yield Block(rows, None, self.remedy, self.columnar)
                 rows = []
                 size = 0
+
         if rows:
             yield Block(rows, None, self.remedy, self.columnar)
 
@@ -106,6 +107,7 @@ def first_filled(row: Row, columns: Iterable[str]) -> Any:
     for name in columns:
         if row.get(name) is not None:
             return name
+
     return None
 
 
@@ -117,4 +119,5 @@ def _size(value: Any) -> int:
         return sum(_size(part) for part in value.values()) + 8
     if isinstance(value, list | tuple):
         return sum(_size(part) for part in value) + 8
+
     return 8

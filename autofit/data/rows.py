@@ -93,6 +93,7 @@ class Accounts:
         left = [name for name in self.left if name not in self.read]
         if left:
             notes.append(f"read of each row: {', '.join(self.read)}; left out: {', '.join(left)}.")
+
         return notes
 
 
@@ -170,7 +171,12 @@ def open_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Re
     return _opened(path, forms, _blocks(row_sources(path, wanted, notes)), notes)
 
 
-def _opened(path: Path, forms: Sequence[Form], blocks: Blocks, notes: list[str]) -> Reading:
+def _opened(
+    path: Path,
+    forms: Sequence[Form],
+    blocks: Blocks,
+    notes: list[str],
+) -> Reading:
     """The reading of blocks up to the first row, which decides the form."""
     begun = []
     for block, position in blocks:
@@ -236,7 +242,14 @@ def _known_columns(forms: Sequence[Form]) -> set[str]:
 class Table:
     """Checked rows of a form, added one after the other."""
 
-    def __init__(self, form: Form, shape: Shape | None, known: set[str], *, is_text: bool) -> None:
+    def __init__(
+        self,
+        form: Form,
+        shape: Shape | None,
+        known: set[str],
+        *,
+        is_text: bool,
+    ) -> None:
         """
         Args:
             shape: of the first row; None where the form is read by its fields alone.
@@ -268,6 +281,7 @@ class Table:
         else:
             shape = shape_of(row, self.shape)
             missing = self.shape.missing(row) if shape is None else []
+
         if missing:
             raise InputError(f"{location} lacks {' and '.join(missing)}.", source.remedy)
         if shape is not None:
@@ -281,11 +295,13 @@ class Table:
                 value = _checked_messages(value, location, source.columnar, is_text=self.is_text)
             else:
                 value = _checked(value, name, location)
+
             self.columns[name].append(value)
 
         if "tools" in self.columns:
             tools = _checked_tools(fields.get("tools"), location, source.columnar)
             self.columns["tools"].append(tools)
+
         if preferences.DESIRABLE in row:
             self.desirable.append(row[preferences.DESIRABLE])
         self.locations.append(printable(location))
@@ -300,6 +316,7 @@ class Table:
             read = [*shape.columns, *(name for name in shape.beside if row.get(name))]
             if shape.note:
                 accounts.shape_notes[shape.note] = None
+
         accounts.read.update(dict.fromkeys(read))
 
         for name, value in row.items():
@@ -308,7 +325,12 @@ class Table:
                 accounts.left[name] = None
 
 
-def named_file(name: Any, folder: Path, location: str, what: str) -> MediaFile:
+def named_file(
+    name: Any,
+    folder: Path,
+    location: str,
+    what: str,
+) -> MediaFile:
     """The file that a row names, relative to the folder of the data; a stored one stays as it is.
 
     Args:
@@ -331,7 +353,12 @@ def named_file(name: Any, folder: Path, location: str, what: str) -> MediaFile:
     return str(file)
 
 
-def _form_of(row: Any, forms: Sequence[Form], location: str, remedy: str) -> Form:
+def _form_of(
+    row: Any,
+    forms: Sequence[Form],
+    location: str,
+    remedy: str,
+) -> Form:
     """The form of a row: a chat before a prompt with its completion, and that before a text.
 
     Raises:
@@ -342,6 +369,7 @@ def _form_of(row: Any, forms: Sequence[Form], location: str, remedy: str) -> For
         for form in fitting:
             if any(name in form for name in fields):
                 return form
+
     if fitting:
         return fitting[0]
 
@@ -355,6 +383,7 @@ def _form_of(row: Any, forms: Sequence[Form], location: str, remedy: str) -> For
     if len(forms) > 1:
         others = " or ".join(" and ".join(form) for form in forms[1:])
         missing += f" (or {others})"
+
     raise InputError(f"{location} lacks {missing}.", remedy)
 
 
@@ -365,6 +394,7 @@ def _missing(row: Any, form: Form) -> list[str]:
         columns = _columns_of(name)
         if not isinstance(row, Mapping) or first_filled(row, columns) is None:
             missing.append(" or ".join(columns))
+
     return missing
 
 
@@ -386,8 +416,10 @@ def _checked(value: Any, name: str, location: str) -> Any:
         given = type(value).__name__
         message = f"{location}: {name} must be a list with an entry for each word, not {given}."
         raise InputError(message, 'For example {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.')
+
     if name == "tags":
         return value
+
     return [_checked_text(word, "a word of tokens", location) for word in value]
 
 
@@ -402,6 +434,7 @@ def _checked_text(value: Any, name: str, location: str) -> str:
     except UnicodeEncodeError as error:
         message = f"{location}: {name} holds half of a surrogate pair, which is no character."
         raise InputError(message, "Correct the escape sequence.") from error
+
     return value
 
 
@@ -426,10 +459,17 @@ def _checked_answers(value: Any, location: str) -> dict[str, list[Any]]:
             "at which each begins."
         )
         raise InputError(message, 'For example {"text": ["Oslo"], "answer_start": [17]}.')
+
     return {"text": texts, "answer_start": starts}
 
 
-def _checked_messages(messages: Any, location: str, columnar: bool, *, is_text: bool) -> str:
+def _checked_messages(
+    messages: Any,
+    location: str,
+    columnar: bool,
+    *,
+    is_text: bool,
+) -> str:
     """Messages as JSON, because their keys differ from row to row.
 
     Args:
@@ -461,6 +501,7 @@ def _checked_messages(messages: Any, location: str, columnar: bool, *, is_text: 
         if is_text and content is not None:
             filled["content"] = _joined(content, role, location)
         checked.append(filled)
+
     return _json_text(checked, "a message", location)
 
 
@@ -485,6 +526,7 @@ def _joined(content: Any, role: str, location: str) -> str:
         if not isinstance(text, str):
             raise InputError(f"{where} has a part of type text without text.", example)
         texts.append(text)
+
     return "".join(texts)
 
 
@@ -494,6 +536,7 @@ def _checked_tools(tools: Any, location: str, columnar: bool) -> str:
     if isinstance(tools, str):
         with as_input_error(lambda error: f"{location}: tools is text that is not JSON.", remedy):
             tools = json.loads(tools.strip() or "[]")
+
     if not tools:
         return ""
 
@@ -501,6 +544,7 @@ def _checked_tools(tools: Any, location: str, columnar: bool) -> str:
         raise InputError(f"{location}: tools must be a list of objects.", remedy)
     if columnar:
         tools = without_nulls(tools)
+
     return _json_text(tools, "a tool", location)
 
 

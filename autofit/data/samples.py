@@ -105,6 +105,7 @@ class Packed:
         for name in ("input_ids", "labels"):
             tokens = self.tokens.get(name, self.tokens["input_ids"])
             rows[name] = torch.stack([self._sequence(tokens, start) for start in starts])
+
         if self.begins is None:
             return rows
 
@@ -158,6 +159,7 @@ class Packed:
         for chosen in torch.arange(len(self)).split(at_once):
             labels = self.batch(chosen)["labels"][:, skipped:]
             found.append((labels != IGNORED_LABEL).any(dim=1))
+
         return torch.cat(found)
 
     def only(self, mask: torch.Tensor) -> "Packed":
@@ -196,6 +198,7 @@ class Ragged:
         for name in self.tokens:
             if name != "input_ids":
                 batch[name] = self._padded(name, chosen)
+
         return batch | _pick(self.per_sample, chosen)
 
     def _padded(self, name: str, chosen: torch.Tensor) -> torch.Tensor:
@@ -214,6 +217,7 @@ class Ragged:
         longest = [span_lengths(self.spans).argmax()]
         if self.label_spans is not None:
             longest.append(span_lengths(self.label_spans).argmax())
+
         return torch.stack(longest)
 
     def largest_id(self) -> int:
@@ -257,6 +261,7 @@ class Lengths:
         if whole:
             batches = drawn[: whole * batch_size].reshape(whole, -1)
             held = batches.shape[1] * int(batches.amax(dim=1).sum())
+
         rest = drawn[whole * batch_size :]
         if len(rest):
             held += rest.numel() * int(rest.max())
@@ -293,6 +298,7 @@ class Twins:
         batch = {}
         for name, texts in self.texts.batch(both.flatten()).items():
             batch[name] = texts.unflatten(0, (-1, 2))
+
         return batch | _pick(self.per_sample, chosen)
 
     def with_column(self, name: str, column: torch.Tensor) -> "Twins":
@@ -389,6 +395,7 @@ class FileLoader:
         if not place.loaded or place.seed is None:
             place.seed = int(torch.randint(_MOST_SEED, ()))
             place.samples = 0
+
         place.loaded = False
 
         total = len(self) * self.batch_size
@@ -407,6 +414,7 @@ class FileLoader:
         """The same with a column of zeros for the two texts of each sample, to be filled."""
         assert isinstance(self.samples, Twins), "only two texts have one"
         blank = torch.zeros(len(self.samples), 2)
+
         return replace(self, samples=self.samples.with_column(name, blank), blank=blank)
 
     def in_order(self) -> Iterator[Batch]:
@@ -440,7 +448,10 @@ class FileLoader:
         self._place.loaded = True
 
     def _batches(
-        self, order: torch.Tensor, generator: torch.Generator, samples: int = 0
+        self,
+        order: torch.Tensor,
+        generator: torch.Generator,
+        samples: int = 0,
     ) -> Iterator[Batch]:
         """The batches of an order, from where so many samples were given."""
         given, begun = divmod(samples, self.batch_size)
@@ -473,6 +484,7 @@ class FileLoader:
                 coming = worker.submit(self.samples.batch, chunk)
                 if ready:
                     yield ready.result()
+
             if coming:
                 yield coming.result()
 

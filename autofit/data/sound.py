@@ -62,6 +62,7 @@ class Recordings:
         else:
             said = [self.labels[index] for index in indices]
             batch["labels"] = pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL)
+
         return batch
 
     def largest_id(self) -> int:
@@ -71,7 +72,11 @@ class Recordings:
 
 
 def sound_loader(
-    workload: Workload, path: Path, tokenizer: Any, processing: Processing, options: DataOptions
+    workload: Workload,
+    path: Path,
+    tokenizer: Any,
+    processing: Processing,
+    options: DataOptions,
 ) -> FileLoader:
     """The loader of a file whose rows name files of sound, for a model with that extractor."""
     for package in ("soundfile", "soxr"):
@@ -101,6 +106,7 @@ def sound_loader(
     samples = Recordings(files, rows.locations, said, processing)
     if processing.samples_a_label:
         samples = _long_enough(samples, seconds, processing.samples_a_label, notes)
+
     return FileLoader(samples, size, notes=tuple(notes), ahead=True)
 
 
@@ -122,11 +128,16 @@ def _length_notes(workload: Workload, processing: Processing, seconds: list[floa
                 f"sound is up to {longest:.3g} s long, and that of a search {measured:.3g} s: "
                 "training may need more memory, and more time, than was measured."
             )
+
     return notes
 
 
 def _said(
-    tokenizer: Any, texts: list[str], start: int | None, length: int | None, notes: list[str]
+    tokenizer: Any,
+    texts: list[str],
+    start: int | None,
+    length: int | None,
+    notes: list[str],
 ) -> list[torch.Tensor]:
     """The tokens of each transcript, cut to the length.
 
@@ -148,13 +159,18 @@ def _said(
     if unknown:
         what = "with characters that the tokenizer does not know"
         notes.append(share_note(what, unknown, len(said)))
+
     if cut:
         notes.append(share_note(f"cut to {length} tokens", cut, len(said)))
+
     return said
 
 
 def _long_enough(
-    samples: Recordings, seconds: list[float], samples_a_label: int, notes: list[str]
+    samples: Recordings,
+    seconds: list[float],
+    samples_a_label: int,
+    notes: list[str],
 ) -> Recordings:
     """The recordings for which a CTC loss is finite.
 
@@ -180,6 +196,7 @@ def _long_enough(
     for name in ("files", "locations", "labels"):
         values = getattr(samples, name)
         parts[name] = [values[number] for number in kept]
+
     return replace(samples, **parts)
 
 
@@ -191,6 +208,7 @@ def _seconds(file: MediaFile, location: str) -> float:
         seconds = float(soundfile.info(_opened(file)).duration)
     if not seconds:
         raise InputError(f"{location}: {file} holds no sound.", "Remove it.")
+
     return seconds
 
 
@@ -212,4 +230,5 @@ def _readable(file: MediaFile, location: str) -> AbstractContextManager[None]:
     """Raises InputError where a file of sound cannot be read inside."""
     problem = f"{location}: the sound {file} cannot be read"
     remedy = "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."
+
     return failing_as(problem, remedy, reason=kind_of_error)

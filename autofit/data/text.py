@@ -39,7 +39,12 @@ from autofit.data.tokens import Encoding
 _WASTE = 0.2  # share of padding in batches above which users are told
 
 
-def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
+def text_loader(
+    workload: Workload,
+    path: Path,
+    tokenizer: Any,
+    options: DataOptions,
+) -> FileLoader:
     """The loader of texts in a file or directory, for a task of text."""
     task = TASKS[workload.task]
     length = workload.sequence_length
@@ -82,6 +87,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         notes += _chat_notes(tokenizer, found, options.learn)
     elif task.predicts_next_token and tokenizer.eos_token_id is None and found.rows > 1:
         notes.append("the tokenizer has no end-of-text token, so where a text ends is not learnt.")
+
     if found.cut:
         notes.append(share_note(f"cut to {length} tokens", found.cut, found.rows))
 
@@ -103,6 +109,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         message = f"no sample of {path} has a label to learn within {length} tokens."
         remedy = "Search with a longer sequence length, or check what is to be learnt."
         raise InputError(message, remedy)
+
     dropped = int((~has_labels).sum())
     if dropped:
         what = f"left out, without a label to learn within {length} tokens"
@@ -139,6 +146,7 @@ def _packed(found: Tokenised, length: int, *, apart: bool) -> Packed:
     if apart:
         is_filled = span_lengths(found.spans) > 0
         begins = found.spans[is_filled, 0]
+
     return Packed.of(tokens, length, begins)
 
 
@@ -166,7 +174,12 @@ def _label_tokens(found: Tokenised) -> Tokens:
     return found.ids if found.labels is None else found.labels
 
 
-def _twins_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
+def _twins_loader(
+    found: Tokenised,
+    padding: int,
+    size: int,
+    notes: list[str],
+) -> FileLoader:
     """The loader of rows of two texts."""
     assert found.labels is not None, "the second texts"
     tokens = Joined(found.ids, found.labels)
@@ -177,12 +190,18 @@ def _twins_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -
     return _loader_of_twins(Twins(texts), found, size, notes)
 
 
-def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) -> FileLoader:
+def _answer_loader(
+    found: Tokenised,
+    padding: int,
+    size: int,
+    notes: list[str],
+) -> FileLoader:
     """The loader of prompts with two answers each, which are rows one after the other."""
     are_learnt = found.is_learnt.view(-1, 2).all(dim=1)
     if not are_learnt.any():
         message = "no sample of the data has two answers within the sequence length."
         raise InputError(message, "Search with a longer sequence length.")
+
     left_out = int((~are_learnt).sum())
     if left_out:
         note = share_note("left out, without room for both answers", left_out, len(are_learnt))
@@ -197,10 +216,16 @@ def _answer_loader(found: Tokenised, padding: int, size: int, notes: list[str]) 
     per_sample = {}
     if found.classes is not None:
         per_sample["desirable"] = found.classes.view(-1, 2)[are_learnt, 0]
+
     return _loader_of_twins(Twins(texts, per_sample), found, size, notes)
 
 
-def _loader_of_twins(samples: Twins, found: Tokenised, size: int, notes: list[str]) -> FileLoader:
+def _loader_of_twins(
+    samples: Twins,
+    found: Tokenised,
+    size: int,
+    notes: list[str],
+) -> FileLoader:
     # The first text of every sample, then the second of every one.
     lengths = span_lengths(samples.texts.spans).view(2, -1).t()
     return FileLoader(
@@ -233,6 +258,7 @@ def _ends_of_answers(found: Tokenised) -> dict[str, torch.Tensor]:
     # Behind all others, for cut answers at the end.
     spare = torch.zeros(2, dtype=torch.long)
     places = torch.cat([found.labels[: len(found.labels)], spare])
+
     return {"start_positions": places[starts], "end_positions": places[starts + 1]}
 
 
@@ -255,6 +281,7 @@ def _prepare_chat_template(tokenizer: Any, first: FirstRow, learn: str) -> list[
     if not isinstance(tools, list) or not tools:
         tools = None
     _end_of_turn(tokenizer, learn, tools)  # raises
+
     return notes
 
 
@@ -268,10 +295,12 @@ def _chat_notes(tokenizer: Any, found: Tokenised, learn: str) -> list[str]:
         if not ChatTemplate(tokenizer).shows_tools(messages, tools):
             of_all = pluralize(found.rows, "row")
             notes.append(f"the chat template leaves out the tools, which {count} of {of_all} have.")
+
     if _end_of_turn(tokenizer, learn, tools) == "":
         notes.append(
             "the chat template writes nothing after a turn, so where one ends is not learnt."
         )
+
     return notes
 
 

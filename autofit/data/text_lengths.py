@@ -39,4 +39,5 @@ def cut_to(batch: Mapping[str, Any], tokens: int) -> dict[str, Any]:
             continue
         if value.shape[-1] == width:
             cut[name] = value[..., :tokens]
+
     return cut

@@ -58,6 +58,7 @@ class Lines:
             if line.strip():
                 location = f"{self.path}, line {number}"
                 yield location, _json(line, location) if self.is_json else {"text": line}
+
             start = end + 1
             number += 1
 
@@ -97,6 +98,7 @@ def whole_text_source(file: TextFile) -> RowSource:
                 text = part
             else:
                 text += part
+
         yield Piece(location, before, text, "", is_last=True), position
 
     return RowSource(rows(), parts=parts, size=file.size)
@@ -124,6 +126,7 @@ def json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSource:
         return _numbered(path, rows)
     if not is_document and (isinstance(document, list) or _ONE_LINE.fullmatch(text)):
         return lines_source(file)
+
     return _numbered(path, [document])
 
 
@@ -136,6 +139,7 @@ def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSo
         for line in itertools.islice(_filled_lines(file), _SEEN):
             if not isinstance(_parsed(line), Mapping):
                 return None
+
         return lines_source(file)
 
     document = _parsed(file.read())
@@ -148,6 +152,7 @@ def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSo
             rows = [document]
         if not isinstance(rows[0], Mapping) or not wanted.fits(rows[0]):
             return None
+
     return None if rows is None else _numbered(file.path, rows)
 
 
@@ -158,6 +163,7 @@ def _beginning(file: TextFile) -> str:
         begun = (begun + part).lstrip()
         if len(begun) > _BEGINNING:
             break
+
     return begun
 
 
@@ -172,6 +178,7 @@ def _is_lines(file: TextFile) -> bool:
     """Whether the first line is JSON by itself, and others follow."""
     lines = _filled_lines(file)
     first = next(lines, "")
+
     return next(lines, None) is not None and _parsed(first) is not _NO_JSON
 
 
@@ -186,7 +193,10 @@ def _numbered(path: Path, rows: Sequence[Any]) -> RowSource:
 
 
 def _rows_of_document(
-    path: Path, document: Any, wanted: Wanted, notes: list[str]
+    path: Path,
+    document: Any,
+    wanted: Wanted,
+    notes: list[str],
 ) -> Sequence[Any] | None:
     """The rows that a JSON document holds; None where it is a row itself, or something else."""
     if isinstance(document, list):
@@ -198,6 +208,7 @@ def _rows_of_document(
     if columns:
         records = zip(*columns.values(), strict=True)
         return [dict(zip(columns, record, strict=True)) for record in records]
+
     if wanted.fits(document):
         return None
 
@@ -212,8 +223,10 @@ def _rows_of_document(
         several = ", ".join(lists)
         message = f"{path} holds several lists of rows ({several}), and none is named train."
         raise InputError(message, "Give a file with one of them.")
+
     left = ", ".join(name for name in lists if name != "train")
     notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
+
     return lists["train"]
 
 
@@ -308,7 +321,12 @@ def csv_source(file: TextFile, wanted: Wanted, usual: str) -> RowSource:
     return RowSource(rows(), f"The first line must name the columns; it names {names}.")
 
 
-def _check_fields(row: Mapping[Any, Any], columns: int, location: str, delimiter: str) -> None:
+def _check_fields(
+    row: Mapping[Any, Any],
+    columns: int,
+    location: str,
+    delimiter: str,
+) -> None:
     """Raise InputError for a row of CSV that its quotation marks, or missing ones, broke."""
     if None in row:  # the key under which csv puts fields without a column
         message = f"{location} has more fields than the {columns} of the first line."
@@ -339,8 +357,10 @@ def plain_delimiter(file: TextFile, wanted: Wanted) -> str | None:
             records = [record for record in itertools.islice(reader, _SEEN) if record]
         except csv.Error:
             continue
+
         if len(records) > 1 and all(len(record) == len(names) for record in records):
             return delimiter
+
     return None
 
 
@@ -372,4 +392,5 @@ def _number_or_name(cell: str | None) -> str | int | float | None:
         return int(cell)
     if re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
         return float(cell)
+
     return cell

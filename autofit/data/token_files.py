@@ -79,6 +79,7 @@ class TokenFile:
         """The open file."""
         descriptor = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, descriptor)
+
         return descriptor
 
 
@@ -144,11 +145,16 @@ class TokenWriter:
             part = numbers[start : start + _PART]
             is_number = part >= 0
             part[is_number] = table[part[is_number]]
+
         numbers.flush()
 
     def facts(self) -> dict[str, Any]:
         """What a TokenFile is made of, but for the path."""
-        return {"kind": self._kind.str, "count": self.count, "largest": self._largest}
+        return {
+            "kind": self._kind.str,
+            "count": self.count,
+            "largest": self._largest,
+        }
 
 
 def _holds(kind: str, least: int, most: int) -> bool:

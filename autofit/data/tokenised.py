@@ -107,6 +107,7 @@ def tokenised(
                 store = _Store(folder, tokenizer, reading.form)
                 store.fill(again, encoder, bar, size, is_whole=True)
                 reading.notes[:] = again.notes
+
         store.close(rule, reading.notes)
 
     folder = cached_folder(digest(repr(key)), build)
@@ -144,7 +145,13 @@ class _Store:
         self._end: Any = None  # of the piece before, as `encode_piece` gives it
 
     def fill(
-        self, reading: Reading, encoder: Encoder, bar: ReadingBar, size: int, *, is_whole: bool
+        self,
+        reading: Reading,
+        encoder: Encoder,
+        bar: ReadingBar,
+        size: int,
+        *,
+        is_whole: bool,
     ) -> None:
         """Tokenise all blocks, and write what they hold.
 
@@ -183,6 +190,7 @@ class _Store:
         if self._form == TAGGED and len(labels):
             is_tag = labels >= 0
             labels[is_tag] = places[labels[is_tag]]
+
         if block.classes is not None:
             classes = places[block.classes] if len(places) else block.classes
             self._append("classes", classes)
@@ -262,6 +270,7 @@ def _whole(blocks: Blocks) -> Blocks:
         if not isinstance(piece, Piece):
             yield block, position
             continue
+
         text += piece.text
         if piece.is_last:
             yield replace(block, rows=replace(piece, before="", text=text)), position
@@ -280,6 +289,7 @@ def _read(folder: Path) -> Tokenised:
     if (folder / "classes.npy").exists():
         classes = torch.from_numpy(np.load(folder / "classes.npy"))
     count, shown = about["tools"]
+
     return Tokenised(
         form=tuple(about["form"]),
         rows=about["rows"],

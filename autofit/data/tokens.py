@@ -79,6 +79,7 @@ def encode(rows: Rows, encoding: Encoding) -> Columns:
     if encoder is None:
         is_framed = encoding.masked and encoding.length is not None
         encoder = _framed if is_framed else _texts
+
     return encoder(encoding, columns)
 
 
@@ -132,6 +133,7 @@ def _texts(encoding: Encoding, rows: Columns) -> Columns:
     for ids in _plain_ids(encoding.tokenizer, rows["text"]):
         whole = np.concatenate([_unless_begun(start, ids), ids, _unless_ended(end, ids)])
         samples.append(whole)
+
     return _cut(samples, None, encoding.length)
 
 
@@ -154,6 +156,7 @@ def _completions(encoding: Encoding, rows: Columns) -> Columns:
             labels.append(sample)
         else:
             labels.append(np.concatenate([np.full(len(given), IGNORED_LABEL), learnt]))
+
     return _cut(samples, labels, encoding.length)
 
 
@@ -175,6 +178,7 @@ def _prompts_and_completions(tokenizer: Any, rows: Columns) -> tuple[list[Any], 
         begun = wholes[number][: len(prompt)]
         if np.array_equal(begun, prompt):
             completions[number] = wholes[number][len(prompt) :]
+
     return prompts, completions
 
 
@@ -185,7 +189,10 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
     texts: list[str] = []
     turns: list[chat.Spans] = []
     for given, given_tools, location in zip(
-        rows["messages"], rows["tools"], rows["location"], strict=True
+        rows["messages"],
+        rows["tools"],
+        rows["location"],
+        strict=True,
     ):
         messages = json.loads(given)
         tools = json.loads(given_tools) if given_tools else None
@@ -198,11 +205,17 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
     for ids, is_learnt in _ids_within(encoding.tokenizer, texts, turns):
         samples.append(ids)
         labels.append(np.where(is_learnt | learns_all, ids, IGNORED_LABEL))
+
     return _cut(samples, labels, encoding.length)
 
 
 def _rendered(
-    template: chat.ChatTemplate, messages: Any, tools: Any, location: str, *, learns_all: bool
+    template: chat.ChatTemplate,
+    messages: Any,
+    tools: Any,
+    location: str,
+    *,
+    learns_all: bool,
 ) -> tuple[str, chat.Spans]:
     """The text of a conversation, and the turns in it that are learnt; none where all is.
 
@@ -227,7 +240,9 @@ def _rendered(
 
 
 def _ids_within(
-    tokenizer: Any, texts: list[str], spans: list[chat.Spans]
+    tokenizer: Any,
+    texts: list[str],
+    spans: list[chat.Spans],
 ) -> Iterator[tuple[Any, Any]]:
     """The ids of texts without special tokens, and a mask of those within the spans."""
     if is_byte_tokenizer(tokenizer):
@@ -236,6 +251,7 @@ def _ids_within(
             # All bytes of a character but its first begin with the bits 10.
             characters = np.cumsum((ids & 0xC0) != 0x80)
             yield ids, _within(parts, characters - 1, characters)
+
         return
 
     if tokenizer.is_fast:
@@ -244,6 +260,7 @@ def _ids_within(
             ids = np.array(encoded["input_ids"][number], np.int32)
             offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
             yield ids, _within(parts, offsets[:, 0], offsets[:, 1])
+
         return
 
     # Without offsets, each text is tokenised in pieces: every second one is a span. Where that
@@ -276,6 +293,7 @@ def _within(spans: chat.Spans, starts: Any, ends: Any) -> Any:
         tokens = np.flatnonzero((starts < end) & (ends > start))
         if len(tokens):
             inside[tokens[0] : tokens[-1] + 1] = True
+
     return inside
 
 
@@ -287,6 +305,7 @@ def _framed(encoding: Encoding, rows: Columns) -> Columns:
         for number, row in enumerate(ids):
             is_special = np.array(special[number], bool)
             labels[number] = np.where(is_special, IGNORED_LABEL, row)
+
     return {"input_ids": ids, "labels": labels, "cut": is_cut}
 
 
@@ -342,6 +361,7 @@ def _tagged(encoding: Encoding, rows: Columns) -> Columns:
 
         labels.append(row)
         is_cut.append(last < len(tags) - 1)
+
     return {"input_ids": output["input_ids"], "labels": labels, "cut": is_cut}
 
 
@@ -375,7 +395,12 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
         labels.append([0, 0] if answer is None else _tokens_of(answer, spans, seen))
 
     types = output.get("token_type_ids", _none_for(labels))
-    return {"input_ids": output["input_ids"], "labels": labels, "cut": is_cut, "types": types}
+    return {
+        "input_ids": output["input_ids"],
+        "labels": labels,
+        "cut": is_cut,
+        "types": types,
+    }
 
 
 def _answer_span(answers: Any, context: str, location: str) -> chat.Span | None:
@@ -391,6 +416,7 @@ def _answer_span(answers: Any, context: str, location: str) -> chat.Span | None:
             f"{location}: the answer {shown(text)} is not at character {start} of the context."
         )
         raise InputError(message, "Correct answer_start, which counts characters from 0.")
+
     return start, stop
 
 
@@ -420,7 +446,11 @@ def _judged(encoding: Encoding, rows: Columns) -> Columns:
     remedy = "Search with a longer sequence length, or shorten the queries."
     with _refused_by_tokenizer("a query with its passage", remedy):
         output = encoding.tokenizer(
-            queries, passages, truncation="only_second", max_length=encoding.length, verbose=False
+            queries,
+            passages,
+            truncation="only_second",
+            max_length=encoding.length,
+            verbose=False,
         )
         whole = encoding.tokenizer(queries, passages, verbose=False)
 
@@ -439,7 +469,9 @@ def _refused_by_tokenizer(what: str, remedy: str) -> AbstractContextManager[None
 
 
 def _framed_ids(
-    encoding: Encoding, argument: str, texts: list[str]
+    encoding: Encoding,
+    argument: str,
+    texts: list[str],
 ) -> tuple[list[Any], list[Any], list[bool]]:
     """Texts within the tokens that the tokenizer puts around them, cut to the length.
 
@@ -461,6 +493,7 @@ def _framed_ids(
             return [], []
         options |= {argument: texts, "return_special_tokens_mask": True, "verbose": False}
         output = tokenizer(**options)
+
         return output["input_ids"], output["special_tokens_mask"]
 
     texts = _without_frame(tokenizer, texts)
@@ -469,11 +502,14 @@ def _framed_ids(
 
     too_long = np.flatnonzero(is_cut).tolist()
     cut_ids, cut_special = tokenized(
-        [texts[number] for number in too_long], truncation=True, max_length=length
+        [texts[number] for number in too_long],
+        truncation=True,
+        max_length=length,
     )
     for place, number in enumerate(too_long):
         ids[number] = cut_ids[place]
         special[number] = cut_special[place]
+
     return ids, special, is_cut
 
 
@@ -492,6 +528,7 @@ def _without_frame(tokenizer: Any, texts: list[str]) -> list[str]:
     if last in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         end = tokenizer.convert_ids_to_tokens(last)
         texts = [text.removesuffix(end) for text in texts]
+
     return texts
 
 
@@ -529,6 +566,7 @@ def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> Column
     cut_labels = _none_for(ids)
     if labels:
         cut_labels = [row[:length].astype(np.int32) for row in labels]
+
     return {
         "input_ids": [row[:length].astype(np.int32) for row in ids],
         "labels": cut_labels,

@@ -50,6 +50,7 @@ def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
         elif tensor.dim() in (2, 3) and tensor.shape[1] >= 4:
             change = _with_holes if is_mask(tensor) else _ended_early
             changed[id(tensor)] = change(tensor)
+
     return _with_changed(batch, changed)
 
 
@@ -74,6 +75,7 @@ def shortened(batch: Any) -> Any:
         has_label = (tensor[:, 1:_LENGTH] != IGNORED_LABEL).any(dim=1)
         if not bool(has_label.all()):
             return batch
+
     return map_tensors(batch, lambda tensor: tensor[:, :_LENGTH] if tensor.dim() >= 2 else tensor)
 
 
@@ -95,6 +97,7 @@ def diversified(batch: Any, model: nn.Module) -> Any:
             continue
         ids = torch.randint(1, max(2, vocabulary), tensor.shape, generator=generator)
         changed[id(tensor)] = ids.to(tensor)
+
     return _with_changed(batch, changed)
 
 
@@ -104,6 +107,7 @@ def _with_noise(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tens
     spread = 0.0
     if numbers.numel() > 1:
         spread = float(numbers.float().std())
+
     return numbers + noise * (0.5 * spread + 0.1)
 
 
@@ -139,6 +143,7 @@ def variety(batch: Any) -> float:
     scores = _scores(batch)
     if scores is None or len(scores) < 2:
         return 0.0
+
     return float(scores.max() - scores.min())
 
 
@@ -165,6 +170,7 @@ def _scores(batch: Any) -> torch.Tensor | None:
         if scores is not None and len(scores) == len(score):
             score = scores + score
         scores = score
+
     return scores
 
 
@@ -184,6 +190,7 @@ def _labels_among(tensors: list[tuple[_Path, torch.Tensor]]) -> set[int]:
         _, last = numbers[-1]
         if len(numbers) > 1 or last.dim() == 1:
             labels.add(id(last))
+
     return labels
 
 
@@ -213,6 +220,7 @@ def _other_labels(labels: torch.Tensor, *, ignores: bool) -> torch.Tensor:
     for sample in range(1, len(labels)):
         missing = max(1, sample * length // (2 * sample + 3))
         changed[sample, length - missing :] = IGNORED_LABEL
+
     return changed
 
 
@@ -222,6 +230,7 @@ def _with_holes(mask: torch.Tensor) -> torch.Tensor:
     changed = mask.clone()
     for sample in range(min(len(mask), mask.shape[1] - 2)):
         changed[sample, 1 : 2 + sample] = 0
+
     return changed
 
 
@@ -238,4 +247,5 @@ def _ended_early(rows: torch.Tensor) -> torch.Tensor:
     for sample in range(len(rows) - 1):
         missing = max(1, (sample + 1) * length // (4 + 2 * sample))
         changed[sample, length - missing :] = padding
+
     return changed

@@ -25,7 +25,10 @@ Answer = TypeVar("Answer")
 
 
 def mapped(
-    function: Callable[[Item], Answer], items: Iterable[Item], *, in_processes: bool
+    function: Callable[[Item], Answer],
+    items: Iterable[Item],
+    *,
+    in_processes: bool,
 ) -> Iterator[Answer]:
     """The answers, in the order of the items; of which no more are read than there is work for.
 
@@ -56,6 +59,7 @@ def mapped(
                 waiting.append(pool.submit(ask, item))
                 if len(waiting) > 2 * count:
                     yield waiting.popleft().result()
+
             while waiting:
                 yield waiting.popleft().result()
         finally:
@@ -83,6 +87,7 @@ class _Worker:
             if self._function is not None:
                 pickle.dump(self._function, self._process.stdin, protocol=5)
                 self._function = None
+
             pickle.dump(item, self._process.stdin, protocol=5)
             self._process.stdin.flush()
             answer = pickle.load(self._process.stdout)
@@ -92,8 +97,10 @@ class _Worker:
                 f"a process that tokenises the data ended with {code}: {sentence(error)}.",
                 "Perhaps memory ran out: see what the system says of it.",
             ) from error
+
         if isinstance(answer, BaseException):
             raise answer
+
         return answer
 
     def end(self) -> None:
@@ -122,6 +129,7 @@ def _serve() -> None:
                 answer = function(item)
             except Exception as error:
                 answer = error
+
             pickle.dump(answer, answers, protocol=5)
             answers.flush()
     except (EOFError, BrokenPipeError):

@@ -30,8 +30,10 @@ def named_layers(factory: Factory, names: Sequence[str]) -> tuple[str, tuple[str
             missing.append(name)
         else:
             found.append(name)
+
     if not found:
         return "+".join(names), ()  # which is refused with the names that there are
+
     return "+".join(found), tuple(missing)
 
 
@@ -48,11 +50,13 @@ def matched_layers(factory: Factory, pattern: str) -> str:
             f"the layers with adapters are {printable(pattern)}, which is no pattern: {error}."
         )
         raise InputError(message, "Correct it.") from error
+
     linears, experts = _layers(factory)
     wanted = {name for name in linears if matcher.fullmatch(name)}
     if not wanted:
         message = f"no linear layer of the model matches {printable(pattern)}."
         raise InputError(message, "Correct the pattern, or give the file's own --model DIRECTORY.")
+
     return _names_of(wanted, {*linears, *experts})
 
 
@@ -63,6 +67,7 @@ def reading_layers(factory: Factory) -> str | None:
         wanted = _selected(reader, linears)
         if wanted and len(wanted) < len(linears):
             return _names_of(wanted, {*linears, *experts})
+
     return None
 
 
@@ -70,6 +75,7 @@ def _layers(factory: Factory) -> tuple[list[str], list[str]]:
     """The names of all linear layers but the head, and of the weights of experts."""
     model = meta_model_from(factory)
     linears, _ = adapter_targets(model, "all-linear")
+
     return linears, [weight.full_name for weight in expert_weights(model)]
 
 
@@ -101,4 +107,5 @@ def _names_of(wanted: Collection[str], names: Collection[str]) -> str:
         best = max(selected, key=lambda part: (len(selected[part] & left), -len(part), part))
         chosen.append(best)
         left -= selected[best]
+
     return "+".join(sorted(chosen))

@@ -54,6 +54,7 @@ class ToolRule:
             deviations = _deviations(tool, self.part, source)
         except InputError as error:  # what the tool cannot do on this device
             return error.message
+
         return str(deviations[0]) if deviations else None
 
     def _names(self, targets: Value) -> Mapping[str, Any]:
@@ -61,11 +62,14 @@ class ToolRule:
         if targets not in self.names:
             config = Config({"lora_rank": 1, TARGETS.name: targets})
             self.names[targets] = layer_names(self.model, config, self.source.task)
+
         return self.names[targets]
 
 
 def rules_of(
-    tool: Tool, workload: Workload, source: ExportSource
+    tool: Tool,
+    workload: Workload,
+    source: ExportSource,
 ) -> Mapping[str, Callable[[Config], str | None]]:
     """The rules of a tool, by the names of the parts of its file.
 
@@ -87,6 +91,7 @@ def rules_of(
     for part in parts:
         rule = ToolRule(tool.name, part, source, workload.model, names)
         rules[f"{tool.title}: {part}"] = rule
+
     return rules
 
 
@@ -100,4 +105,5 @@ def _deviations(tool: Tool, part: str, source: ExportSource) -> tuple[Deviation,
         return packing_of(tool, source).deviations
     if part == _EXPERTS:
         return of_experts(tool, request).deviations
+
     return share_of(tool, part, request).deviations

@@ -88,6 +88,7 @@ class Parts:
                 merged[name] = {**first, **second}
             else:
                 merged[name] = first + second if isinstance(first, tuple) else first or second
+
         return type(self)(**merged)
 
 

@@ -35,7 +35,12 @@ LayerNames = dict[str, Any]
 
 # For what holds on any hardware, as an export does.
 ANY = Hardware(
-    device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1
+    device="cuda",
+    name="any",
+    memory_bytes=0,
+    host_memory_bytes=0,
+    host_free_bytes=0,
+    cores=1,
 )
 
 
@@ -73,8 +78,10 @@ def export(
     if strict and export.departures:
         message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
         raise InputError(message, "Leave out --strict to accept it.")
+
     if path is not None:
         _save(export, path)
+
     return export
 
 
@@ -97,6 +104,7 @@ def export_all(
         except InputError as error:
             notify(f"not exported to {tool.title}: {error.message}")
             continue
+
         for name, text in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +126,9 @@ def _save(export: Export, output: Path) -> None:
 
 
 def _source(
-    result: Result | SavedResult, model: Factory | None, layers: LayerNames | None = None
+    result: Result | SavedResult,
+    model: Factory | None,
+    layers: LayerNames | None = None,
 ) -> ExportSource:
     off = {each.name: each.off for each in all_techniques()}
     if isinstance(result, Result):
@@ -133,12 +143,14 @@ def _source(
     else:
         config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
         predicted = dict(result.predicted)
+
     config = Config({**off, **config})
     # A user's own technique may not be registered here; the tool then deviates on it.
     check({knob: value for knob, value in config.items() if knob in off}, ANY)
     task = str(result.workload.get("task") or CUSTOM.name)
     if layers is None:
         layers = layer_names(model, config, task) if model else {}
+
     return ExportSource(
         model=result.model,
         config=config,
@@ -175,6 +187,7 @@ def planned_source(
     """What is exported of a config that was planned: only predicted, with keys of how samples are generated."""
     off = {each.name: each.off for each in all_techniques()}
     config = Config({**off, **estimate.config})
+
     return ExportSource(
         model=workload.name,
         config=config,
@@ -195,6 +208,7 @@ def _weights(source: Mapping[str, Any]) -> str:
     kind = source.get("kind")
     if kind == "preset" and source.get("model") in preset_names():
         return load_preset(str(source["model"])).hub or WEIGHTS
+
     return str(source.get({"hub": "model", "directory": "path"}.get(str(kind), "")) or WEIGHTS)
 
 
@@ -211,6 +225,7 @@ def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
         if TASKS[task].has_new_head
         else []
     )
+
     return {
         "targets": short_names(targets, modules),
         "outputs": short_names([name for name in targets if modules[name] in heads], modules),
@@ -234,4 +249,5 @@ def short_names(wanted: Collection[str], names: Collection[str]) -> tuple[str, .
             if not any(other.endswith(f".{ending}") for other in others)
         )
         endings[next(unique, name)] = None
+
     return tuple(endings)

@@ -51,7 +51,11 @@ def script_header(
 
 
 def export_header(
-    tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str
+    tool: str,
+    source: ExportSource,
+    *,
+    deviations: Sequence[Deviation],
+    run: str,
 ) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
     title = f"Training {source.model} with the keys of {tool}"
@@ -101,8 +105,10 @@ def measured_sentence(
         alone = f"Rank 0 alone was measured, of a training {where}"
         apart = f"{waited:.2g} s of communication a step are predicted"
         return f"{alone}; {apart}: {_figures(measured)}."
+
     if measured.get("verified"):
         where += " and verified in longer runs"
+
     return f"Measured {where}: {_figures(measured)}."
 
 
@@ -127,12 +133,16 @@ def _figures(known: Mapping[str, Any]) -> str:
         figures.append(f"peak memory {highest:g} GiB")
     elif peak := known.get("device_bytes"):
         figures.append(f"peak memory {peak['low'] / GIB:.3g} to {peak['high'] / GIB:.3g} GiB")
+
     return ", ".join(figures) or "no figures"
 
 
 def _sentences(source: ExportSource) -> Iterator[str]:
     yield measured_sentence(
-        source.hardware, source.measured, source.predicted, world=source.layout.world
+        source.hardware,
+        source.measured,
+        source.predicted,
+        world=source.layout.world,
     )
     if source.device == "cuda":
         setting = f"{ALLOCATOR}={source.hardware.get('allocator') or EXPANDABLE}"
@@ -147,6 +157,7 @@ def _sentences(source: ExportSource) -> Iterator[str]:
         work.append("packed one after the other")
     elif work and source.packing is False:
         work.append("padded to the longest of a batch")
+
     if work:
         yield f"The work: {source.task}, {', '.join(work)}."
 
@@ -167,5 +178,9 @@ def _sentences(source: ExportSource) -> Iterator[str]:
 
 def _wrapped(text: str, *, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

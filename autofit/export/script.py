@@ -27,6 +27,14 @@ from autofit.export.knobs import KNOBS
 from autofit.export.knobs.parts import gradients_of_inputs, rounding, trained_parts
 from autofit.export.knobs.reference import teacher
 from autofit.export.packing import packed_samples, padded_samples
+from autofit.export.script_step import (
+    indented,
+    kind_of_step,
+    optimizer_lines,
+    step_arguments,
+    train_step,
+    within,
+)
 from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, template
 from autofit.export.unsaid import unsaid
@@ -53,7 +61,6 @@ _STANDARD = (
     "from time import perf_counter",
 )
 _INSTEAD = "Run it with `autofit train`."
-_LONG = 80  # a context and its comment, which are indented by up to three levels
 _NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the user's own
 # What probes run under: with fixed segments the same config may not fit a card, and threads that
 # spin while they wait make a busy machine many times slower.
@@ -81,12 +88,8 @@ _KNOWN_CLASSES = (
     'if data["labels"].max() >= NUM_LABELS:',
     '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
 )
-# in a step
+# what a step counts, in words of the script
 _COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}
-_MATRICES = (
-    'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
-    'others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}',
-)
 
 
 def train_script(
@@ -189,6 +192,7 @@ def train_script(
     if steps > 1 or several:
         samples = f"samples at once; gradient_accumulation_steps: {steps}"
         constants += [f"MICRO_BATCH_SIZE = {micro}  # {samples}"]
+
     constants += ["WEIGHT_DECAY = 0.0", *fragments.constants]
 
     modules = [line.split()[1].partition(".")[0] for line in fragments.imports]
@@ -225,10 +229,10 @@ def train_script(
 
     # Adapters are matrices, but for DoRA's lengths; beside them a new head alone is trained.
     vectors = not config.lora_rank or task.has_new_head or bool(config.lora_dora)
-    made, optimizer = _optimizer(fragments, vectors=vectors)
+    made, optimizer = optimizer_lines(fragments, vectors=vectors)
     functions = [*fragments.functions, _build_model(task, fragments, case), *made]
     allocator = str(facts.get("allocator") or EXPANDABLE)
-    kind = _kind_of_step(task, several=several, steps=steps)
+    kind = kind_of_step(task, several=several, steps=steps)
     slots = {
         "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
         "head": docstring(head),
@@ -239,9 +243,10 @@ def train_script(
         "data": "\n\n".join(readers),
         "batches": fill(template("batches"), batch_slots),
         "functions": "\n\n".join(functions),
-        "train_step": _train_step(task, fragments, kind),
+        "train_step": train_step(task, fragments, kind),
         "main": _main(task, fragments, optimizer),
     }
+
     return fill(template("train"), slots)
 
 
@@ -265,6 +270,7 @@ def _beyond_script(
         return f"the loss of {task.name} in each micro-batch by itself"
     if model_config.get("quantization_config"):
         return "a checkpoint that is quantised already"
+
     return None
 
 
@@ -284,6 +290,7 @@ def _fragments(case: Case) -> Fragments:
         if added is None:
             raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
         together = together.joined(added)
+
     return together
 
 
@@ -322,7 +329,11 @@ def _with_loss_options(task: Task, options: Mapping[str, Any]) -> Task:
 
 
 def _imports(
-    task: Task, fragments: Fragments, device: str, allocator: str, origin: str
+    task: Task,
+    fragments: Fragments,
+    device: str,
+    allocator: str,
+    origin: str,
 ) -> list[str]:
     """The standard library, what has to be set before torch is imported, and the libraries."""
 
@@ -334,6 +345,7 @@ def _imports(
     if task.of_texts:
         standard.add("import json")
         classes += ["AutoTokenizer"]
+
     asks_quantised = any("BitsAndBytesConfig" in line for line in fragments.companions)
     if fragments.quantization or asks_quantised:
         classes += ["BitsAndBytesConfig"]
@@ -342,6 +354,7 @@ def _imports(
     library |= {"import torch", import_from("transformers", *classes)}
     words = {"allocator": python_string(allocator), "origin": origin}
     early = [line.format(**words) for line in _EARLY[device]]
+
     return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
 
 
@@ -361,13 +374,14 @@ def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> l
             arguments += [f"{name}={literal(value, 0, len(name) + 6)}"]
         else:
             unnamed[name] = value
+
     if unnamed:
         arguments += [f"**{literal(unnamed, 0, 7)}"]
     arguments.sort(key=lambda argument: "\n" in argument)  # long ones last
 
     lines = []
     for row in packed(arguments, WIDTH - 4):
-        lines += _indented(lines_of(row))
+        lines += indented(lines_of(row))
     return [
         f"ARCHITECTURE = AutoConfig.for_model(  # as {origin}; --weights bring their own",
         *lines,
@@ -399,6 +413,7 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     if fragments.place and not is_quantized:
         # that of the checkpoint, which need not be widened first, to be narrowed again
         dtype = '"auto"'
+
     given += [f"dtype={dtype}"]
 
     adapt = [*fragments.adapt, *fragments.place, *fragments.shard]
@@ -417,147 +432,8 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
         "quantized": str(fragments.quantized),
         "quantization": call("bnb = BitsAndBytesConfig", fragments.quantization, indent=4),
     }
+
     return fill(template(name), slots)
-
-
-def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[str]]:
-    """A function that makes the optimizer, and the lines that call it; or lines alone, in a script
-    of several devices.
-
-    Args:
-        vectors: whether vectors are trained too, without weight decay.
-    """
-    assert fragments.optimizer, "the optimizer's row always makes one"
-    knobs = str(fragments.comment)
-    if fragments.stepped_in_backward:
-        made = fragments.optimizer.format(groups="groups", lr="lr", decay="")
-        function = fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
-        return [function], ["step_in_backward(model, args.lr)"]
-
-    rate = "args.lr" if fragments.spread else "lr"
-    first = "trained = [p for p in model.parameters() if p.requires_grad]"
-    rest = list(fragments.stepped_parts)
-    groups = "trained"
-    decay = ", weight_decay=WEIGHT_DECAY"
-    decayed = "the adapters"
-    if vectors:
-        rest += _MATRICES
-        groups = "[matrices, others]"
-        decay = ""
-        decayed = "matrices alone"
-
-    if fragments.faster:
-        first = 'faster = [p for name, p in model.named_parameters() if "lora_B" in name]'
-        wanted = 'p.requires_grad and "lora_B" not in n'
-        rest = [
-            f"others = [p for n, p in model.named_parameters() if {wanted}]",
-            f"ratio = {fragments.faster}",
-            f'groups = [{{"params": others}}, {{"params": faster, "lr": ratio * {rate}}}]',
-        ]
-        groups = "groups"
-
-    made = fragments.optimizer.format(groups=groups, lr=rate, decay=decay)
-    if fragments.spread:
-        return [], [f"{first}  # {knobs}", *rest, f"optimizer = {made}"]
-
-    slots = {
-        "knobs": f"{knobs}; weight decay on {decayed}",
-        "lines": [first, *rest],
-        "optimizer_call": made,
-    }
-    function = fill(template("build_optimizer"), slots)
-    return [function], ["optimizer = build_optimizer(model, args.lr)"]
-
-
-def _kind_of_step(task: Task, *, several: bool, steps: int) -> str:
-    """Which of the templates `step_*` it is."""
-    if several:
-        return "ranks"
-    if steps == 1:
-        return "whole"
-    return "replayed" if task.script.replays else "split"
-
-
-def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
-    """The function of one of the templates `step_*`."""
-    name = "batch" if kind == "whole" else "micro"
-    averaged = kind == "ranks"
-    if not fragments.loss:
-        loss = f"model(**{name}{task.script.forward_arguments}).loss"
-    elif averaged:
-        loss = f"model({name})"
-    else:
-        loss = f"{fragments.loss}(model, {name})"
-
-    by_mean = averaged and not fragments.loss  # which is no number over nothing
-    if kind != "whole" and not by_mean:
-        loss = f"share * {loss}"
-    forward = [f"loss = {loss}"]
-    first: list[str] = []
-    if kind == "replayed":
-        asked = "represent(model, micro)"
-        first = _within(["torch.no_grad()", *fragments.forward], [f"vectors.append({asked})"])
-        forward = [f"loss = ({asked} * slopes[part]).sum()"]
-
-    lines = _within(fragments.forward, forward)
-    if by_mean:  # every process takes part in every forward, also where its samples count nothing
-        lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
-
-    backward = "loss"
-    comment = ""
-    if averaged:
-        backward = "DEVICES * loss"
-        comment = "  # gradients are averaged over the devices"
-    update = ["optimizer.step()"]
-    if fragments.scaler:
-        backward = f"scaler.scale({backward})"
-        update = ["scaler.step(optimizer)", "scaler.update()"]
-    elif averaged:
-        backward = f"({backward})"
-    lines += [f"{backward}.backward(){comment}"]
-    holder = "optimizer"
-    if fragments.stepped_parts:  # the gradients of whole weights are the model's
-        holder = "model"
-    update += [f"{holder}.zero_grad()"]
-
-    slots = {
-        "step_arguments": _step_arguments(fragments),
-        "micro": fragments.micro,
-        "valid": task.script.valid,
-        "first": first,
-        "before": _within(fragments.forward, list(task.script.before_step)),
-        "compute": _within(fragments.around_step, lines),
-        "update": [] if fragments.stepped_in_backward else update,
-    }
-    return fill(template(f"step_{kind}"), slots)
-
-
-def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
-    """The lines inside all contexts, the first one outermost; a comment stays behind the colon, or
-    above a long one."""
-    if not lines:
-        return lines
-
-    for context in reversed(contexts):
-        code, mark, comment = context.partition("  # ")
-        opening = [f"with {code}:{mark}{comment}"]
-        if len(context) > _LONG:
-            opening = [f"# {comment}", f"with {code}:"]
-        lines = opening + _indented(lines)
-    return lines
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
-
-
-def _step_arguments(fragments: Fragments) -> str:
-    arguments = ["model", "optimizer", "batch"]
-    if fragments.stepped_in_backward:
-        arguments = ["model", "batch"]
-    if fragments.scaler:
-        arguments += ["scaler"]
-    return ", ".join(arguments)
 
 
 def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
@@ -567,11 +443,12 @@ def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
     if task.of_texts:
         save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"]
         checks += _KNOWN_TOKENS
+
     if task.classifies:
         checks += _KNOWN_CLASSES
 
     if fragments.spread:
-        save = [*fragments.gather, "if rank == 0:", *_indented(save)]
+        save = [*fragments.gather, "if rank == 0:", *indented(save)]
 
     slots = {
         "data_kind": task.script.data_kind,
@@ -583,16 +460,17 @@ def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
             *fragments.companions,
             "model = build_model(args.weights)",
             *checks,
-            *_within(fragments.forward, list(fragments.asked_first)),
+            *within(fragments.forward, list(fragments.asked_first)),
             *fragments.spread,
         ],
         "optimizer": optimizer,
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
         "mask": task.script.mask_argument,
-        "step_arguments": _step_arguments(fragments),
+        "step_arguments": step_arguments(fragments),
         "counted": _COUNTED[task.script.unit],
         "unit": task.script.unit,
         "save": save,
         "end": ["dist.destroy_process_group()"] if fragments.spread else [],
     }
+
     return fill(template("main"), slots)

@@ -49,6 +49,7 @@ def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
         why or f"{request.title} splits no {'layers' if knob == 'tensor_parallel' else 'samples'}"
     )
     left = f"{what}, and trains on {degree} times fewer devices, each of which holds more than measured"
+
     return request.keys(knob, {}, left, may_not_fit=True)
 
 
@@ -63,6 +64,7 @@ def split(
     degree = request.config.get(knob)
     if degree in (None, 1):
         return ToolKeys(as_measured=True)
+
     return request.keys(knob, {path: degree, **(further or {})}, instead)
 
 
@@ -76,7 +78,11 @@ def is_fsdp(request: Request) -> bool:
 
 
 def by_accelerate(
-    request: Request, keys: Mapping[str, Any], title: str = "", *, autocast: bool = False
+    request: Request,
+    keys: Mapping[str, Any],
+    title: str = "",
+    *,
+    autocast: bool = False,
 ) -> ToolKeys:
     """`data_parallel` of a tool on accelerate, which divides weights on cards alone."""
     title, why, on_cpu = title or request.title, None, request.source.device == "cpu"
@@ -84,6 +90,7 @@ def by_accelerate(
         why = ON_CPU.format(title)
     elif is_fsdp(request) and (autocast or request.config.precision.endswith("-mixed")):
         why = REDUCED.format(title)
+
     return request.keys("data_parallel", keys, why, may_not_fit=on_cpu)
 
 
@@ -92,8 +99,11 @@ def reshard(request: Request, path: str) -> ToolKeys:
     value = request.config.reshard_after_forward
     some = type(value) is int
     keys = {} if value is None else {path: bool(value)}
+
     return request.keys(
-        "reshard_after_forward", keys, _GROUPS.format(request.title) if some else None
+        "reshard_after_forward",
+        keys,
+        _GROUPS.format(request.title) if some else None,
     )
 
 
@@ -134,7 +144,10 @@ def on_one_device(title: str) -> dict[str, Share]:
 
 
 def accelerate(
-    prefix: str = "", off: Mapping[str, Any] | None = None, tensor: str = "", context: str = ""
+    prefix: str = "",
+    off: Mapping[str, Any] | None = None,
+    tensor: str = "",
+    context: str = "",
 ) -> dict[str, Share]:
     """The rows of a file for `accelerate launch`, below a prefix; `off` are the keys of one device, `tensor` and
     `context` what a tool deviates by that splits layers or samples."""
@@ -162,7 +175,9 @@ def accelerate(
             }
             words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
             keys |= {f"fsdp_config.fsdp_{name}": value for name, value in words.items()}
+
         keys = {f"{prefix}{name}": value for name, value in keys.items()}
+
         return by_accelerate(request, keys, "accelerate")
 
     def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
@@ -173,6 +188,7 @@ def accelerate(
         }
         if not knob:
             return ToolKeys(words)
+
         return (
             request.keys(knob, words, instead)
             if instead and request.config.get(knob) not in (None, 1)
@@ -194,6 +210,7 @@ def parallelism(request: Request) -> dict[str, int]:
     if layout.world in (1, layout.shard) or request.source.device == "cpu":
         return {}
     sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard}
+
     return {**sizes, "tp_size": layout.tensor, "cp_size": layout.context}
 
 
@@ -201,13 +218,17 @@ def launched(name: str) -> Files:
     """`files` of a tool with one YAML file, and beside it the one that accelerate starts several processes by."""
 
     def files(
-        source: ExportSource, tree: Mapping[str, Any], header: Header, file: str
+        source: ExportSource,
+        tree: Mapping[str, Any],
+        header: Header,
+        file: str,
     ) -> dict[str, str]:
         own = {key: value for key, value in tree.items() if key != "accelerate"}
         made = {file: yaml_file(header, own)}
         if "accelerate" in tree:
             first = f"For accelerate launch; what is trained stands in {file}."
             made[f"{name}_accelerate.yaml"] = yaml_file((first,), tree["accelerate"])
+
         return made
 
     return files

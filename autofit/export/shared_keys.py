@@ -47,7 +47,13 @@ LIGHTNING_PRECISION = {
     "bf16-mixed": "bf16-mixed",
     "fp16-mixed": "16-mixed",
 }
-_LOADERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+_LOADERS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
 ADAFACTOR_EPS = [1.0e-15, 1.0]  # of torch's, with which lr means what it means to AdamW
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("torch.optim.AdamW", {"fused": True}),
@@ -88,7 +94,12 @@ def values(**paths: str) -> dict[str, Share]:
     return {knob: partial(share, knob=knob) for knob in paths}
 
 
-def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -> dict[str, Share]:
+def missing(
+    title: str,
+    *knobs: str,
+    may_not_fit: bool = True,
+    **instead: str,
+) -> dict[str, Share]:
     """The rows of knobs that the tool has nothing for.
 
     Args:
@@ -118,6 +129,7 @@ def global_batch(request: Request, path: str) -> ToolKeys:
     """The effective batch, from which the tool works out its accumulation."""
     micro = int(request.config.micro_batch_size or 1)
     steps = int(request.config.gradient_accumulation_steps or 1)
+
     return ToolKeys({path: micro * steps * request.source.layout.dp_degree})
 
 
@@ -128,6 +140,7 @@ def convolutions(request: Request) -> str | None:
     if not on_a_card or task_named(request.source.task).medium not in ("images", "own"):
         return None
     switch = "torch.backends.cudnn.allow_tf32 = False"
+
     return f"PyTorch rounds convolutions to TF32 unless the script sets {switch}"
 
 
@@ -147,6 +160,7 @@ def whole_blocks(request: Request, path: str) -> ToolKeys:
     if value.startswith("budget-"):
         instead = f"{request.title} has no budgets, and keeps more for the backward"
         return request.keys(knob, keys, instead, may_not_fit=True)
+
     return request.keys(knob, keys, WHOLE_BLOCKS.format(request.title))
 
 
@@ -158,6 +172,7 @@ def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKe
         return ToolKeys(keys, keywords(request, knob).deviations)
     if value not in ("none", "full"):
         return request.keys(knob, keys, WHOLE_BLOCKS.format(request.title))
+
     return ToolKeys(keys)
 
 
@@ -179,11 +194,15 @@ def offload_of_blocks(
         return ToolKeys(off)
     if checkpoints_blocks(request.config.activation_checkpointing):
         return request.keys("activation_offload", on, slower)
+
     return request.keys("activation_offload", off, otherwise, may_not_fit=True)
 
 
 def optimizer_class(
-    request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None
+    request: Request,
+    path: str,
+    options: str,
+    foreach: Mapping[str, Any] | None = None,
 ) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
     value = str(request.config.optimizer)
@@ -214,6 +233,7 @@ def compile_by_default(request: Request) -> ToolKeys:
     instead = None
     if value not in ("none", "default"):
         instead = f"{request.title} compiles in its default mode, without timing several kernels"
+
     return request.keys("compile", {"compile": value != "none"}, instead)
 
 
@@ -223,6 +243,7 @@ def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKe
     keys = dict(arguments(request, "compile", prefix).keys)
     if request.config.compile != "none":
         keys[f"{environment}.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "1"
+
     return ToolKeys(keys)
 
 
@@ -262,6 +283,7 @@ def lora_rank(
     rank = request.config.lora_rank
     if not rank:
         return ToolKeys(without or {})
+
     return ToolKeys({**(beside or {}), path: rank})
 
 
@@ -281,6 +303,7 @@ def whole_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
     instead = None
     if whole != alpha(request):
         instead = f"{request.title} takes whole numbers, here {whole}"
+
     return request.keys("lora_alpha", {path: whole}, instead)
 
 
@@ -290,7 +313,9 @@ def lora_dropout(request: Request, path: str = "lora_dropout") -> ToolKeys:
 
 
 def kinds_of_adapter(
-    dora: str = "use_dora", rslora: str = "use_rslora", **plus: str
+    dora: str = "use_dora",
+    rslora: str = "use_rslora",
+    **plus: str,
 ) -> dict[str, Share]:
     """The rows of DoRA and rsLoRA, and with `plus` of LoRA+ (`lora_plus`), by the path of each."""
     return values(lora_dora=dora, lora_rslora=rslora, **plus)
@@ -318,6 +343,7 @@ def arguments(request: Request, knob: str, prefix: str = "") -> ToolKeys:
     trainer = keywords(request, knob)
     values = {**_TRAINER_OFF.get(knob, {}), **trainer.arguments}
     keys = {f"{prefix}{name}": value for name, value in values.items()}
+
     return ToolKeys(keys, trainer.deviations)
 
 
@@ -330,6 +356,7 @@ def attention(request: Request, prefix: str = "") -> ToolKeys:
     """The keys of `attention`, an argument of from_pretrained."""
     trainer = keywords(request, "attention")
     implementation = trainer.model.get("attn_implementation", "sdpa")
+
     return ToolKeys({f"{prefix}attn_implementation": implementation}, trainer.deviations)
 
 

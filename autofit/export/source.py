@@ -43,6 +43,7 @@ def cached_casts(title: str, config: Config) -> tuple[Deviation, ...]:
     copies = (
         f"{title} keeps a copy of every weight in {config.precision[:4]} until a forward is over"
     )
+
     return (
         (Deviation("precision", config.precision, copies, True),)
         if mixed and whole and again
@@ -127,6 +128,7 @@ def torchrun(layout: Layout, nodes: int) -> str:
     command = f"torchrun --nproc-per-node {layout.world // nodes}"
     if nodes == 1:
         return command
+
     return f'NODES="--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"\n{command} $NODES'
 
 
@@ -140,8 +142,10 @@ def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
                 "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
             )
             raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
+
     assert isinstance(micro, int) and isinstance(steps, int)
     check_batch_sizes(micro, steps, effective, Layout.of(config))
+
     return micro, steps
 
 
@@ -151,10 +155,16 @@ def batches_fit(source: ExportSource) -> str | None:
         batch_sizes(source.config, source.effective_batch_size)
     except InputError as error:
         return error.message
+
     return None
 
 
-def check_batch_sizes(micro: int, steps: int, effective: int | None, layout: Layout) -> None:
+def check_batch_sizes(
+    micro: int,
+    steps: int,
+    effective: int | None,
+    layout: Layout,
+) -> None:
     """Raise InputError where the micro-batches of a step do not make the effective batch, if that is known."""
     if effective not in (None, micro * steps * layout.dp_degree):
         message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps}"

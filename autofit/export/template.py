@@ -33,6 +33,7 @@ def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
             lines.extend(f"{indent}{each}".rstrip() for each in inserted)
         else:
             lines.append(_SLOT.sub(lambda slot: str(slots[slot[1]]), line))
+
     return "\n".join(lines) + "\n"
 
 
@@ -45,6 +46,7 @@ def literal(value: Any, indent: int = 0, used: int = 0) -> str:
         or not value
     ):
         return flat
+
     inner = " " * (indent + 4)
     if isinstance(value, dict):
         items = [
@@ -55,7 +57,9 @@ def literal(value: Any, indent: int = 0, used: int = 0) -> str:
     else:
         items = [literal(each, indent + 4) for each in value]
         opening, closing = "[", "]"
+
     body = "\n".join(f"{inner}{line}" for line in packed(items, WIDTH - indent - 4))
+
     return f"{opening}\n{body}\n{' ' * indent}{closing}"
 
 
@@ -67,6 +71,7 @@ def packed(items: Sequence[str], width: int) -> list[str]:
             lines[-1] += f" {item},"
         else:
             lines.append(f"{item},")
+
     return lines
 
 
@@ -75,6 +80,7 @@ def call(function: str, arguments: Sequence[str], *, indent: int) -> list[str]:
     flat = f"{function}({', '.join(arguments)})"
     if indent + len(flat) <= WIDTH:
         return [flat]
+
     return [f"{function}(", *(f"    {line}" for line in packed(arguments, WIDTH - indent - 4)), ")"]
 
 
@@ -88,6 +94,7 @@ def _flat(value: Any) -> str:
         return python_string(value)
     if isinstance(value, float) and value - value != 0:  # inf and nan have no literal
         return f'float("{value}")'
+
     return repr(value)
 
 
@@ -95,6 +102,7 @@ def import_from(module: str, *names: str) -> str:
     """An import statement, or several if the names do not fit on one line."""
     start = f"from {module} import "
     lines = packed(names, WIDTH - len(start) + 1)  # whose last comma falls away
+
     return "\n".join(f"{start}{line.removesuffix(',')}" for line in lines)
 
 

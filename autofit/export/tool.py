@@ -79,6 +79,7 @@ class Request:
         for name, knob in KNOBS.items():
             if knob.same_samples and name not in self.splits:
                 unsplit[name] = 1
+
         return Layout.of(self.config.replace(**unsplit))
 
     @property
@@ -103,7 +104,12 @@ class Request:
         return Deviation(knob, self.config.get(knob), instead, may_not_fit)
 
     def keys(
-        self, knob: str, keys: Mapping[str, Any], instead: str | None, *, may_not_fit: bool = False
+        self,
+        knob: str,
+        keys: Mapping[str, Any],
+        instead: str | None,
+        *,
+        may_not_fit: bool = False,
     ) -> ToolKeys:
         """The keys of a knob.
 
@@ -201,6 +207,7 @@ class Tool:
         if "." in stage:  # a class of the tool's, which a script makes
             started = "python" if layout.world == 1 else torchrun(layout, nodes)
             return f"{started} {self.script} --config {shell_path(file)}"
+
         if layout.world == 1 or not self.run_several:
             return self.run.format(**_names(file), stage=stage)
 
@@ -210,9 +217,11 @@ class Tool:
             first = "--main_process_ip FIRST_NODE --main_process_port 29500"
             further = f" --machine_rank NODE {first}"
             meeting = f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
+
         on_cpu = ""
         if request.source.device == "cpu":
             on_cpu = "ACCELERATE_USE_CPU=true "
+
         return self.run_several.format(
             **_names(file),
             torchrun=torchrun(layout, nodes),
@@ -246,6 +255,7 @@ class Tool:
         if version is not None:
             message = f"the keys of {self.title} {version} are not known."
             raise InputError(message, f"Give {self.versions[0]} or later.")
+
         return self.versions[0]
 
 
@@ -280,6 +290,7 @@ class Export:
         lines = [departure.message for departure in self.departures]
         if self.predicted:
             lines.insert(0, NOTHING_MEASURED)
+
         return "".join(f"{line}\n" for line in lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -294,7 +305,12 @@ class Export:
         }
 
 
-def write(tool: Tool, source: ExportSource, version: str | None = None, file: str = "") -> Export:
+def write(
+    tool: Tool,
+    source: ExportSource,
+    version: str | None = None,
+    file: str = "",
+) -> Export:
     """Write a config for a tool.
 
     Args:
@@ -319,6 +335,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None, file: st
     for share in (*shares.values(), *others):
         keys |= share.keys
         deviations += share.deviations
+
     if tool.caches_casts:
         deviations += cached_casts(tool.title, source.config)
     if source.predicted:
@@ -363,6 +380,7 @@ def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     if tool.packs_beside_flash and source.packing and source.config.attention != "flash":
         instead = f"{tool.title} packs beside flash attention only, and pads here"
         return ToolKeys({tool.packing: False}, (Deviation("packing", True, instead),))
+
     if tool.packing:
         keys = {tool.packing: bool(source.packing)}
         if not source.packing or tool.apart in (None, source.apart):
@@ -378,6 +396,7 @@ def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     instead = f"{tool.title} always pads samples, of whose tokens fewer count"
     if tool.packs:
         instead = f"{tool.title} always packs samples"
+
     return ToolKeys(deviations=(Deviation("packing", source.packing, instead),))
 
 
@@ -395,6 +414,7 @@ def of_loss_options(tool: Tool, source: ExportSource) -> ToolKeys:
         else:
             instead = f"{tool.title} takes no such option of the loss"
             deviations.append(Deviation(option, value, instead))
+
     return ToolKeys(keys, tuple(deviations))
 
 
@@ -415,6 +435,7 @@ def of_experts(tool: Tool, request: Request) -> ToolKeys:
     if source.experts and not is_held and "quantization" in tool.knobs:
         instead = f"{tool.title} leaves the experts unquantised"
         deviations.append(request.deviation("quantization", instead, may_not_fit=True))
+
     return ToolKeys(keys, tuple(deviations))
 
 
@@ -441,9 +462,11 @@ def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
         switched_off = replace(source, config=source.config.replace(**{knob: off}))
         if off is None or answer.keys != share(replace(request, source=switched_off)).keys:
             return answer
+
     if tool.without and registered and not share:
         return request.keys(knob, answer.keys, tool.without, may_not_fit=tool.without_may_not_fit)
     instead = f"{tool.title} has nothing for it, and runs without it"
+
     return request.keys(knob, answer.keys, instead, may_not_fit=not of_adapters)
 
 
@@ -456,6 +479,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
         for name in parents:
             inner = inner.setdefault(name, {})
         inner[last] = value
+
     return tree
 
 
@@ -464,4 +488,5 @@ def _numbers(version: str) -> tuple[int, ...]:
     match = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", version)
     if match is None:
         return ()
+
     return tuple(int(part) for part in match[1].split("."))

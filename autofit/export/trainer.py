@@ -104,7 +104,12 @@ class TrainerCase:
     flash_attn: bool = False
 
     def keywords(
-        self, knob: str, instead: str | None, *, may_not_fit: bool = False, **groups: Any
+        self,
+        knob: str,
+        instead: str | None,
+        *,
+        may_not_fit: bool = False,
+        **groups: Any,
     ) -> TrainerKeywords:
         """The keywords of a knob.
 
@@ -116,6 +121,7 @@ class TrainerCase:
         if not instead:
             return TrainerKeywords(**groups)
         deviation = Deviation(knob, self.config[knob], instead, may_not_fit)
+
         return TrainerKeywords(**groups, deviations=(deviation,))
 
 
@@ -137,6 +143,7 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
         elif not is_off(value):
             unknown = case.keywords(name, "Trainer does not know this knob, and runs without it")
             together = together.joined(unknown)
+
     return together.joined(TrainerKeywords(deviations=cached_casts("Trainer", case.config)))
 
 
@@ -164,6 +171,7 @@ def _accumulation(case: TrainerCase) -> TrainerKeywords:
     instead = None
     if case.task.labels == "hidden tokens" and steps > 1:
         instead = "Trainer weighs micro-batches alike for this task, autofit by their labels"
+
     return case.keywords(knob, instead, arguments={knob: steps})
 
 
@@ -178,6 +186,7 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
     if case.device != "cpu":
         # Written out, because compiling switches tf32 on by default.
         arguments = {"tf32": value == "tf32"}
+
     return TrainerKeywords(arguments=arguments, model={"dtype": "float32"}, trained_dtype="float32")
 
 
@@ -188,7 +197,9 @@ def _mixed_precision(case: TrainerCase) -> TrainerKeywords:
         raise InputError(
             "Trainer runs fp16-mixed on a GPU only.", "Set precision to bf16-mixed or fp32."
         )
+
     dtype = _HALF[value] if case.config.lora_rank else "float32"
+
     return TrainerKeywords(
         arguments={value.removesuffix("-mixed"): True},
         model={"dtype": dtype},
@@ -202,7 +213,10 @@ def _in_bfloat16(case: TrainerCase) -> TrainerKeywords:
     if case.config.precision == "fp8":
         slower = "Trainer multiplies in bfloat16, which is slower than measured"
     keywords = case.keywords(
-        "precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16"
+        "precision",
+        slower,
+        model={"dtype": "bfloat16"},
+        trained_dtype="bfloat16",
     )
     if case.task.medium != "images":
         return keywords
@@ -218,7 +232,9 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
         budget = value.removeprefix("budget-")
         setting = f"torch._functorch.config.activation_memory_budget = {budget}"
         why = "Trainer has no argument for it and keeps more for the backward"
+
         return case.keywords(knob, f"{why}; set {setting} yourself", may_not_fit=True)
+
     if not checkpoints_blocks(value):
         return TrainerKeywords()
 
@@ -234,6 +250,7 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
             "Trainer cannot checkpoint the first blocks alone; it checkpoints all of them, "
             "with less memory and more time than measured"
         )
+
     return case.keywords(knob, instead, arguments=arguments)
 
 
@@ -247,7 +264,9 @@ def _offload(case: TrainerCase) -> TrainerKeywords:
     if checkpoints_blocks(case.config.activation_checkpointing):
         beside = "Trainer's copies run between the computations, not beside them"
         return case.keywords(knob, f"{beside}, which is slower than measured")
+
     inputs = "Trainer offloads the inputs of checkpointed blocks only"
+
     return case.keywords(knob, f"{inputs}, and needs more memory than measured", may_not_fit=True)
 
 
@@ -264,6 +283,7 @@ def _lora(case: TrainerCase) -> TrainerKeywords:
     for kind in ("dora", "rslora"):
         if config.get(f"lora_{kind}"):
             keywords[f"use_{kind}"] = True
+
     return TrainerKeywords(lora=keywords)
 
 
@@ -272,6 +292,7 @@ def _plus(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords()
     given = "peft.optimizers.create_loraplus_optimizer(...)"
     why = f"Trainer trains both matrices alike, unless you give it {given}"
+
     return case.keywords("lora_plus", why)
 
 
@@ -292,10 +313,12 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
         }
         if case.config.data_parallel == "fsdp":
             keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
+
     if case.task.has_new_head:
         # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4
         # bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
+
     return TrainerKeywords(quantization=keywords)
 
 
@@ -305,6 +328,7 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
     if case.config.data_parallel == "fsdp" and name in _WHOLE_WEIGHTS:
         why = "bitsandbytes steps no divided weights there; torchao's 8-bit AdamW takes its place"
         return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
+
     if name is None:
         given = "no Muon" if value == "muon" else "none of your own"
         own = f"Trainer is given {given} here, and runs its AdamW"
@@ -321,8 +345,12 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
         arguments["optim_args"] = "bf16_stochastic_round=True"
     if value == "lion-8bit":
         arguments["adam_beta2"] = 0.99  # Lion's; Trainer would give it AdamW's
+
     return case.keywords(
-        "optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments
+        "optimizer",
+        instead,
+        may_not_fit=instead is _EMBEDDINGS,
+        arguments=arguments,
     )
 
 
@@ -335,6 +363,7 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
     how = f"block by block, as measured, it does with {variable} in the environment"
     arguments = {"torch_compile": True, "torch_compile_mode": value}
     why = f"Trainer compiles the model as one; {how}"
+
     return case.keywords("compile", why, arguments=arguments)
 
 
@@ -381,7 +410,9 @@ def _data_parallel(case: TrainerCase) -> TrainerKeywords:
         why = "Trainer divides no weights on a CPU, and needs more memory than measured"
     elif case.config.precision.endswith("-mixed"):
         why = "Trainer averages gradients in 16 bits, which were measured in float32"
+
     arguments = {"fsdp": True, "fsdp_config": _fsdp(case)}
+
     return case.keywords("data_parallel", why, may_not_fit=on_cpu, arguments=arguments)
 
 
@@ -397,6 +428,7 @@ def _fsdp(case: TrainerCase) -> dict[str, Any]:
     offload = config.get("fsdp_offload")
     if offload is not None:
         options["cpu_offload"] = offload not in (False, "none")
+
     return options
 
 
@@ -443,6 +475,7 @@ def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase]
         if is_possible:
             return TrainerKeywords()
         why = f"{instead}, and needs more memory than measured"
+
         return case.keywords(knob, why, may_not_fit=True)
 
     return keywords
@@ -475,10 +508,14 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "data_parallel_shard": lambda case: TrainerKeywords(),  # what is left
     "reshard_after_forward": _reshard,
     "tensor_parallel": _split(
-        "tensor_parallel", "layers", "from_pretrained distributed_config=DistributedConfig(...)"
+        "tensor_parallel",
+        "layers",
+        "from_pretrained distributed_config=DistributedConfig(...)",
     ),
     "context_parallel": _split(
-        "context_parallel", "samples", "it parallelism_config=ParallelismConfig(cp_size=...)"
+        "context_parallel",
+        "samples",
+        "it parallelism_config=ParallelismConfig(cp_size=...)",
     ),
     "fsdp_offload": lambda case: TrainerKeywords(
         arguments={} if case.config.fsdp_offload is None else {"fsdp_config": _fsdp(case)}

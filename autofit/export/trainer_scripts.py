@@ -25,6 +25,7 @@ def adapter_lines(keys: Mapping[str, Any], *adapt: str) -> list[str]:
     lora = keys.get("lora")
     if not lora:
         return []
+
     return [
         *call("lora = LoraConfig", keyword_arguments(lora), indent=0),
         *adapt,

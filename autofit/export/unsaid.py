@@ -19,6 +19,8 @@ def unsaid(source: Mapping[str, Any]) -> str | None:
     for key, words in _WORDS.items():
         if source.get(key) is not None:
             return words
+
     if _BLOCKS in (source.get(OPTIONS) or {}):
         return "blocks that are added"
+
     return None

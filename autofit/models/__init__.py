@@ -83,6 +83,7 @@ def _presets() -> dict[str, Preset]:
     for name, entry in load_mapping(here / "presets.yaml").items():
         kind = "decoders" if entry["task"] == CAUSAL_LM.name else "encoders"
         found[name] = Preset(name, kind=kind, **entry)
+
     for path in sorted((here / "shapes").glob("*.yaml")):
         for family in load_mapping(path).values():
             task = family.get("task", CAUSAL_LM.name)
@@ -96,6 +97,7 @@ def _presets() -> dict[str, Preset]:
                     kind=path.stem,
                     also=entry.get("also", ()),
                 )
+
     return found
 
 
@@ -107,6 +109,7 @@ def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(known, Mapping) and isinstance(value, Mapping):
             value = _merged(known, value)
         merged[key] = value
+
     return merged
 
 
@@ -164,6 +167,7 @@ def kind_of(model: str) -> str:
     if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
         check_directory(path)
         return "directory"
+
     if preset:
         return "preset"
     if path is not None:
@@ -173,6 +177,7 @@ def kind_of(model: str) -> str:
             else "Give the directory that holds config.json."
         )
         raise InputError(f"{model} is a file, not a model.", remedy)
+
     if is_hub_id(model):
         return "hub"
     if "/" in model:
@@ -209,18 +214,23 @@ def resolve(
     if teacher is not None and (task is None or TEACHER not in TASKS[task].frozen):
         message = f"a teacher is for distillation, and the task is {task or 'not given'}."
         raise InputError(message, "Add --task distill, or leave the teacher out.")
+
     if kind == "function":
         if task is not None:
             message = f"the function {model} says itself what it trains, and --task {task} cannot change that."
             raise InputError(message, "Leave --task out.")
+
         if loss_options is not None:
             message = f"the function {model} says itself what its loss is."
             raise InputError(message, "Leave the options of the loss out.")
+
         return function_workload(model, **sizes._asdict())
+
     named = None if teacher is None else (kind_of(teacher), teacher)
     found = _read(kind, model, task, trust_remote_code, sees=sees)
     if stretches and sequence_length is not None:
         found = found.stretched(sequence_length)
+
     return _workload(found, named, sizes, trust_remote_code, loss_options)
 
 
@@ -237,6 +247,7 @@ def needs_images(model: str, task: str) -> bool:
             can_be.append(True)
         except InputError:
             can_be.append(False)
+
     return can_be == [False, True]
 
 
@@ -254,7 +265,10 @@ def check_searched(task: object) -> None:
 
 
 def workload_from_source(
-    source: Mapping[str, Any], summary: Mapping[str, Any], *, trust_remote_code: bool = False
+    source: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    *,
+    trust_remote_code: bool = False,
 ) -> Workload:
     """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`. A file runs
     no code: a function that a source names is not called, and the permission to run a model's own code has to be given
@@ -274,6 +288,7 @@ def workload_from_source(
     teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
     loss_options = source.get("loss_options")
     workload = _workload(model, teacher, sizes, trust_remote_code, loss_options)
+
     return with_loss_of(workload, summary.get("own_loss"))
 
 
@@ -285,6 +300,7 @@ def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
     require(head in ("", *HEADS), "the head must be one that autofit knows", head)
     options = source.get(OPTIONS, {})
     require(isinstance(options, Mapping), "options of a config must hold values by name", options)
+
     return {
         "texts": texts,
         "head": head,
@@ -305,6 +321,7 @@ def with_fields(workload: Workload, **fields: Any) -> Workload:
     model: Any = workload.model
     if "options" in fields:
         fields["options"] = {**model.options, **fields["options"]}
+
     return _with_model(workload, **fields)
 
 
@@ -313,6 +330,7 @@ def with_loss_of(workload: Workload, tool: object) -> Workload:
     if tool not in losses.OF_TOOLS:
         return workload
     loss = losses.OF_TOOLS[str(tool)]()
+
     return dataclasses.replace(workload, loss=loss, count=loss.count)
 
 
@@ -341,6 +359,7 @@ def _with_model(workload: Workload, **changes: Any) -> Workload:
     sizes = Sizes(workload.sequence_length, workload.effective_batch_size)
     loss_options = workload.source.get("loss_options")
     changed = _workload(model, None, sizes, model.trust_remote_code, loss_options)
+
     return dataclasses.replace(changed, loss=workload.loss, count=workload.count)
 
 
@@ -363,9 +382,17 @@ def _workload(
     taught_by = _read(kind, name, model.task, trusted)
     _check_vocabularies(model, taught_by)
     workload = huggingface_workload(
-        model, **sizes._asdict(), frozen={TEACHER: taught_by}, loss_options=loss_options
+        model,
+        **sizes._asdict(),
+        frozen={TEACHER: taught_by},
+        loss_options=loss_options,
     )
-    source = {**workload.source, **model.changed, TEACHER: dict(taught_by.source)}
+    source = {
+        **workload.source,
+        **model.changed,
+        TEACHER: dict(taught_by.source),
+    }
+
     return dataclasses.replace(workload, source=source)
 
 
@@ -386,6 +413,7 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
     if not source:
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
+
     kind, keys = (
         source.get("kind"),
         {"preset": "model", "directory": "path", "hub": "model", "function": "function"},
@@ -398,11 +426,13 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
             f"the source of the model lacks its {keys[kind]}: {shown(dict(source))}.",
             "Search again.",
         )
+
     if kind == "function":
         message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
         raise InputError(
             message, "Give the model in Python: autofit.fit(model, loader, config=...)."
         )
+
     if kind == "preset":
         load_preset(named)
     elif kind == "directory":
@@ -412,23 +442,34 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
             f"the source of the model is {shown(named)}, which is no name of a model on the hub."
         )
         raise InputError(message, "Write it as organisation/name, or search again.")
+
     return kind, named
 
 
 def _read(
-    kind: str, name: str, task: str | None, trusted: bool, *, sees: bool = False
+    kind: str,
+    name: str,
+    task: str | None,
+    trusted: bool,
+    *,
+    sees: bool = False,
 ) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
     if sees and task is not None and TASKS[task].of_texts:
         model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
         return dataclasses.replace(model, task=task, sees=True)
+
     if kind != "preset":
         return (read_directory if kind == "directory" else read_hub)(
-            name, task=task, trust_remote_code=trusted
+            name,
+            task=task,
+            trust_remote_code=trusted,
         )
+
     model = preset_model(name)
     if task in (None, model.task):
         return model
+
     return dataclasses.replace(model, task=chosen_task(model.config, task, f"the preset {name}"))
 
 

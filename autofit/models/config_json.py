@@ -74,30 +74,45 @@ def check_directory(path: str | Path) -> Path:
         raise InputError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
     except (ValueError, RecursionError):
         return path
+
     if not isinstance(content, dict):  # transformers indexes a list before it checks
         raise InputError(
             f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it."
         )
+
     return path
 
 
 def read_directory(
-    path: str | Path, *, task: str | None = None, trust_remote_code: bool = False
+    path: str | Path,
+    *,
+    task: str | None = None,
+    trust_remote_code: bool = False,
 ) -> HuggingFaceModel:
     """The model that a directory's config.json describes, for the task that is asked for or, without one, that its
     class says. Raises InputError: no config.json, one that cannot be read, a model that is not supported, or code that
     is not trusted."""
     path = check_directory(path)
     source = {"kind": "directory", "path": str(path)}
+
     return _read(
         _Origin(
-            str(path), str(path / "config.json"), path.name, source, True, trust_remote_code, task
+            str(path),
+            str(path / "config.json"),
+            path.name,
+            source,
+            True,
+            trust_remote_code,
+            task,
         )
     )
 
 
 def read_hub(
-    model_id: str, *, task: str | None = None, trust_remote_code: bool = False
+    model_id: str,
+    *,
+    task: str | None = None,
+    trust_remote_code: bool = False,
 ) -> HuggingFaceModel:
     """The model of a hub id; only its config.json is fetched, from the cache where there is no network. Raises
     InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted."""
@@ -106,6 +121,7 @@ def read_hub(
     name = model_id.rpartition("/")[2]
     fetched = answers_for(model_id)
     label = f"the config.json of {model_id}"
+
     return _read(_Origin(model_id, label, name, source, False, trust_remote_code, task, fetched))
 
 
@@ -129,6 +145,7 @@ def _read(origin: _Origin) -> HuggingFaceModel:
         model = HuggingFaceModel(origin.name, task, given, origin.source, origin.trust_remote_code)
         _check_class(model, config, origin)
         model.transformers_config()  # as it is made again from here on
+
     return model
 
 
@@ -143,6 +160,7 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
             raise InputError(
                 message, "Correct it, or write it again with save_pretrained."
             ) from error
+
         # transformers adds advice of several lines
         first = str(error).strip().partition("\n")[0].rstrip(".")
         message = (
@@ -151,10 +169,12 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
         raise InputError(
             message, "Download the model and give its directory, or check the name."
         ) from error
+
     if not isinstance(raw, Mapping):  # fetched from the hub
         raise InputError(
             f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it."
         )
+
     return raw
 
 
@@ -166,6 +186,7 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
         raise InputError(
             f"{origin.label} has no model_type.", "Add the key, or write it with save_pretrained."
         )
+
     stored = raw.get("quantization_config")
     if stored and (
         not isinstance(stored, Mapping) or stored.get("quant_method") not in _DEQUANTISED
@@ -175,18 +196,22 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
             message,
             "Give the model it was made from; autofit quantises it itself where that is faster.",
         )
+
     if not isinstance(code := raw.get("auto_map") or {}, Mapping):
         raise InputError(
             f"{origin.label}: auto_map should be a mapping, not {shown(code)}.", "Correct it."
         )
+
     for key, count in _counts(raw):
         if count > _MOST_PARTS:
             raise InputError(f"{origin.label}: {key} cannot be {shown(count)}.", "Correct it.")
+
     if kind in CONFIG_MAPPING:
         return
     if "AutoConfig" not in code:
         message = f"{origin.label} has model_type {shown(kind)}, which this version of transformers does not know."
         raise InputError(message, "Install a newer transformers.")
+
     _check_trust(origin)
 
 
@@ -209,6 +234,7 @@ def _check_class(model: HuggingFaceModel, config: Any, origin: _Origin) -> None:
     if auto not in (getattr(config, "auto_map", None) or {}):
         message = f"{origin.label}: transformers has no {auto} for {config.model_type}."
         raise InputError(message, remedy_for(config.model_type))
+
     _check_trust(origin)
 
 
@@ -236,6 +262,7 @@ def answers_for(model_id: str) -> bool:
         error = errors.get(timeout=timeout)
     except queue.Empty:
         error = TimeoutError(f"no answer within {timeout:g} s")
+
     if error is None:
         return True
     if isinstance(try_to_load_from_cache(model_id, "config.json"), str):
@@ -256,4 +283,5 @@ def _ask(model_id: str, timeout: float) -> Exception | None:
         return None
     except Exception as error:
         return error
+
     return None

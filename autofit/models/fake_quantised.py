@@ -40,6 +40,7 @@ class FakeQuantisation:
         found = value.get("group_size")
         require(is_whole(found, 1), "group_size must be a positive whole number", found)
         assert isinstance(found, int)
+
         return cls(found, value.get("of_inputs") is True, value.get("of_head") is not False)
 
     def to_source(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class FakeQuantisation:
         source: dict[str, Any] = {"group_size": self.group_size, "of_inputs": self.of_inputs}
         if not self.of_head:
             source["of_head"] = False
+
         return source
 
     def apply(self, model: nn.Module) -> None:
@@ -91,8 +93,11 @@ class FakeQuantisation:
                 group_size=self.group_size, activation_dtype=torch.bfloat16
             )
             inputs = IntxFakeQuantizeConfig(
-                dtype=torch.int8, granularity="per_token", is_symmetric=False
+                dtype=torch.int8,
+                granularity="per_token",
+                is_symmetric=False,
             )
+
         config = QATConfig(weight_config=weight, activation_config=inputs)
         quantize_(model, config, lambda module, name: name in linears)
 

@@ -30,11 +30,15 @@ def is_function(text: str) -> bool:
     """Whether the text has the form `file.py:function` or `package.module:function`."""
     module, colon, function = text.rpartition(":")
     dotted = all(part.isidentifier() for part in module.split("."))
+
     return bool(colon) and (module.endswith(".py") or (dotted and function.isidentifier()))
 
 
 def function_workload(
-    reference: str, *, sequence_length: int | None = None, effective_batch_size: int | None = None
+    reference: str,
+    *,
+    sequence_length: int | None = None,
+    effective_batch_size: int | None = None,
 ) -> Workload:
     """Load the module, call the function, and take its workload. Raises InputError: no such file, module or function;
     either of them raised; not a Workload came back; or another sequence length was asked for than the function's data
@@ -46,21 +50,25 @@ def function_workload(
         module, source, stem = _load_file(path), f"{path}:{name}", path.stem
     else:
         module, source, stem = _load_module(module_name), reference, module_name
+
     function = _function(module, name, module_name)
     with _blamed_on_user(f"calling {reference}"):
         workload = function()
     if not isinstance(workload, Workload):
         message = f"{reference} returned {_article(workload)}, not a Workload."
         raise InputError(message, "Let the function return autofit.Workload(model=..., batch=...).")
+
     if sequence_length not in (None, workload.sequence_length):
         own = workload.sequence_length or "none"
         message = f"the sequence length of {reference} is its own ({own}) and cannot be set to {sequence_length}."
         raise InputError(message, "Change it in the function.")
+
     changes: dict[str, Any] = {"source": {"kind": "function", "function": source}}
     if workload.name == "custom":
         changes["name"] = f"{stem}.{name}"
     if effective_batch_size is not None:
         changes["effective_batch_size"] = effective_batch_size
+
     return dataclasses.replace(workload, **changes)
 
 
@@ -72,6 +80,7 @@ def names_transformers(reference: str) -> bool:
         return not module.endswith(".py") or bool(
             re.search(rb"transformers|peft", check_regular(expanded(module)).read_bytes())
         )
+
     return True
 
 
@@ -79,6 +88,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         what = "is no regular file" if path.exists() else "is not there"
         raise InputError(f"the file {path} {what}.", "Check the path before the colon.")
+
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     stem = re.sub(r"\W", "_", path.stem)
     name = f"autofit_workload_{stem}_{digest}"
@@ -92,7 +102,9 @@ def _load_file(path: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+
     cloudpickle.register_pickle_by_value(module)
+
     return module
 
 
@@ -107,6 +119,7 @@ def _load_module(name: str) -> ModuleType:
             raise InputError(
                 message, "Give file.py:function, or run autofit where it can be imported."
             ) from cause
+
         raise
 
 
@@ -132,17 +145,20 @@ def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]
             f"{label} has no functions.",
             "Write one that returns autofit.Workload(model=..., batch=...).",
         )
+
     if not name:
         raise InputError(
             f"{label}: names no function.",
             f"Write {label}:NAME, with one of {', '.join(functions)}.",
         )
+
     if not hasattr(module, name):
         raise unknown(f"{label} function", name, functions)
     function = getattr(module, name)
     if not callable(function):
         message = f"{name} in {label} is not a function but {_article(function)}."
         raise InputError(message, f"Write def {name}(): and return a Workload from it.")
+
     return function  # type: ignore[no-any-return]  # a user's attribute has no type
 
 
@@ -165,6 +181,7 @@ def _where(error: BaseException) -> str:
         for each in traceback.extract_tb(error.__traceback__)
         if not each.filename.startswith(libraries)
     ]
+
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 

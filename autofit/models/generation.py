@@ -5,7 +5,13 @@ from typing import Any
 _ATTENDS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-def cache_bytes(config: Any, tokens: int, *, itemsize: int, split: int = 1) -> int:
+def cache_bytes(
+    config: Any,
+    tokens: int,
+    *,
+    itemsize: int,
+    split: int = 1,
+) -> int:
     """The bytes of keys and values of one sequence, on each of the devices that share its heads.
 
     Layers with a window hold its tokens at most, layers without attention nothing: their state does
@@ -32,6 +38,7 @@ def cache_bytes(config: Any, tokens: int, *, itemsize: int, split: int = 1) -> i
             held += tokens
         else:
             held += min(tokens, window)
+
     return held * _elements(text, split) * itemsize
 
 

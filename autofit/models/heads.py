@@ -97,6 +97,7 @@ def _linear_head(model: nn.Module) -> nn.Linear:
     head = theirs.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise InputError("the model has no linear output layer.", "Choose another model.")
+
     return head
 
 
@@ -106,6 +107,7 @@ def _in_place_of(head: nn.Linear, kind: Any) -> nn.Module:
     made.weight = head.weight
     if head.bias is not None:
         made.bias = head.bias
+
     return made  # type: ignore[no-any-return]
 
 
@@ -114,6 +116,7 @@ def _name_of_classifier(kind: type) -> str:
     name = kind.__name__
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
+
     return f"{name}ForSequenceClassification"
 
 
@@ -151,7 +154,14 @@ def _projection() -> Any:
     class Projection(nn.Module):
         """A linear layer that is none of those that get adapters or are quantised."""
 
-        def __init__(self, features: int, classes: int, *, bias: bool, device: str) -> None:
+        def __init__(
+            self,
+            features: int,
+            classes: int,
+            *,
+            bias: bool,
+            device: str,
+        ) -> None:
             super().__init__()
             self.in_features = features
             self.out_features = classes
@@ -203,6 +213,7 @@ def _values(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     if hidden.dtype != model.score.weight.dtype:
         hidden = hidden.to(model.score.weight.dtype)
     values: torch.Tensor = model.score(hidden).squeeze(-1)
+
     return values
 
 
@@ -221,6 +232,7 @@ def _with_values(kind: Any) -> Any:
         logits = found.logits
         if logits.dtype != torch.float32:
             logits = logits.float()
+
         return TokenClassifierOutput(logits=values)
 
     return type(_name_of_classifier(kind), (kind,), {"forward": forward})

@@ -105,7 +105,9 @@ class HuggingFaceModel:
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
             model: nn.Module = auto.from_config(
-                config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
+                config,
+                dtype=torch.float32,
+                trust_remote_code=self.trust_remote_code,
             )
         except _WRONG_CONFIG as error:
             message, remedy = config_fault(error) or (f"{sentence(error)}.", "")
@@ -120,6 +122,7 @@ class HuggingFaceModel:
             HEADS[self.head](model)
         elif self.sees and task.has_new_head:
             score_texts(model, config.num_labels)
+
         if self.rounds:
             self.rounds.apply(model)
         if self.tiles:
@@ -129,9 +132,11 @@ class HuggingFaceModel:
         if self.spares_frozen:
             theirs: Any = model
             theirs.checkpoints_trained_alone = True
+
         if self.asks_inputs:
             asking: Any = model
             asking.enable_input_require_grads()
+
         return model
 
     @property
@@ -156,6 +161,7 @@ class HuggingFaceModel:
             found[TILES] = self.tiles.to_source()
         if self.options:
             found[OPTIONS] = dict(self.options)
+
         return found
 
     def auto_class(self) -> str:
@@ -165,9 +171,13 @@ class HuggingFaceModel:
             task = IMAGE_TEXT_TO_TEXT
         elif self.head:
             task = CAUSAL_LM
+
         found = auto_class(
-            task, str(self.config.get("model_type")), self.config.get("architectures") or ()
+            task,
+            str(self.config.get("model_type")),
+            self.config.get("architectures") or (),
         )
+
         return found or task.auto_class
 
     def arguments(self) -> tuple[str, ...]:
@@ -181,6 +191,7 @@ class HuggingFaceModel:
         classes = mapping[type(config)]
         classes = classes if isinstance(classes, tuple) else (classes,)
         names = set(self.config.get("architectures") or ())
+
         return forward_arguments(
             next((each for each in classes if each.__name__ in names), classes[0])
         )
@@ -199,6 +210,7 @@ class HuggingFaceModel:
         if longest is None or tokens <= longest or not (is_turned and is_plain):
             return self
         options = {**self.options, "max_position_embeddings": tokens}
+
         return dataclasses.replace(self, options=options)
 
     def transformers_config(self) -> Any:
@@ -209,13 +221,16 @@ class HuggingFaceModel:
             # From the cache: it was fetched when the model was resolved, and a probe must not wait for a network.
             origin = self.source.get("path") or self.source["model"]
             config = AutoConfig.from_pretrained(
-                origin, trust_remote_code=True, local_files_only=True
+                origin,
+                trust_remote_code=True,
+                local_files_only=True,
             )
         else:
             # A copy, because transformers completes nested mappings in place.
             config = CONFIG_MAPPING[self.config["model_type"]].from_dict(
                 copy.deepcopy({**self.config, **self.options})
             )
+
         task = TASKS[self.task]
         text = config.get_text_config()
         text.use_cache = False  # the keys and values that a generation would reuse
@@ -227,12 +242,14 @@ class HuggingFaceModel:
             text.pad_token_id = (
                 0  # decoders find the last token of each sample by it, and refuse batches without
             )
+
         shifted = (
             task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
         )
         if shifted and getattr(config, "decoder_start_token_id", None) is None:
             # before the labels, which are the decoder's input
             config.decoder_start_token_id = padding(config) or 0
+
         return config
 
 
@@ -274,11 +291,13 @@ def huggingface_workload(
         notes.append(
             f"{model.name} takes more than text, and is trained here on text alone{images}."
         )
+
     if stored := model.config.get("quantization_config"):
         what = (
             f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
         )
         notes.append(f"{what}: figures are of the dequantised.")
+
     if model.parts:
         notes.append(f"of {model.name} only {', '.join(model.parts)} is trained.")
     loss = getattr(batch, "loss", None)
@@ -290,6 +309,7 @@ def huggingface_workload(
         loss = with_options(loss, loss_options)
     if loss_options:
         source["loss_options"] = dict(loss_options)
+
     return Workload(
         model=model,
         batch=batch,
@@ -322,6 +342,7 @@ def of_length(workload: Workload, sequence_length: int) -> Workload:
         frozen=given,
         loss_options=workload.source.get("loss_options"),
     )
+
     return dataclasses.replace(other, traits=workload.traits)
 
 
@@ -337,4 +358,5 @@ def _frozen_models(
                 f"{task.name} asks a {name}, and none is given.",
                 f"Give one: --{name} MODEL, or {name}= in Python.",
             )
+
     return asked

@@ -95,6 +95,7 @@ def stand_in(
     for preset in long_enough:
         if preset.hub and name.lower() == preset.hub.lower():
             return preset.name, None
+
     same = _same(name, long_enough)
     if same is not None and same.hub is not None:
         return same.name, f"{name} is taken to have the sizes of {same.name}."
@@ -103,6 +104,7 @@ def stand_in(
     if shorter is not None and shorter.config["model_type"] in _LEARNT:
         message = f"{name} takes samples of at most {_positions(shorter)} tokens, not {tokens}."
         raise InputError(message, "Correct their length, or give another --model.")
+
     nearest = same
     wanted = _parameters(name) if shorter is None else shorter.parameters
     if nearest is None and wanted is not None:
@@ -111,6 +113,7 @@ def stand_in(
         return shorter.name, f"{name} is taken to have the sizes of {shorter.name}."
     if nearest is None:
         raise _unknown(name, layers)
+
     return nearest.name, (
         f"the config.json of {name} cannot be reached: {nearest.name} "
         f"({nearest.parameters / 1e9:.2g}B) stands for it; --model DIRECTORY gives its own."
@@ -137,11 +140,16 @@ def _same(name: str, presets: Iterable[Preset]) -> Preset | None:
         rest = plain[: match.start()] + plain[match.end() :]
         if _parameters(rest) is None and _special(rest) is None:
             found.append((len(part), preset))
+
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def _nearest(
-    name: str, wanted: float, presets: list[Preset], layers: Collection[str], task: str | None
+    name: str,
+    wanted: float,
+    presets: list[Preset],
+    layers: Collection[str],
+    task: str | None,
 ) -> Preset | None:
     """The preset of the same kind whose size is nearest: first of the same family, then of another
     that is alike; None where none is near."""
@@ -171,6 +179,7 @@ def _nearest(
             return False
         # Some take images, too, without a word of it in their names.
         is_plain_vision = preset.kind == "vision" and not _VISION.search(preset.name)
+
         return preset.kind == kind or (kind != "vision" and is_plain_vision)
 
     def is_family(preset: Preset) -> bool:
@@ -192,6 +201,7 @@ def _special(name: str) -> str | None:
     for kind, words in _WORDS.items():
         if words.search(name):
             return kind
+
     return None
 
 
@@ -207,6 +217,7 @@ def _positions(preset: Preset) -> float:
     for key in _POSITIONS:
         if key in config:
             return int(config[key])
+
     return math.inf
 
 
@@ -214,6 +225,7 @@ def _unknown(name: str, layers: Collection[str]) -> InputError:
     others = [layer for layer in layers if layer not in _LAYERS]
     having = f" with layers named {', '.join(others)}" if others else ""
     message = f"the config.json of {name} cannot be reached, and no preset{having} is like it."
+
     return InputError(message, "Give a directory that holds it: --model DIRECTORY.")
 
 
@@ -227,6 +239,7 @@ def _last(name: str) -> str:
     last = name.rstrip("/").rpartition("/")[2].lower()
     for owner in _OF_OWNERS:
         last = last.removeprefix(owner)
+
     return re.sub(r"(?<=\d)_(?=\d)", ".", last).replace("_", "-")
 
 
@@ -245,6 +258,7 @@ def _common(one: str, other: str) -> int:
     for count, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return count
+
     return min(len(one), len(other))
 
 
@@ -259,4 +273,5 @@ def _parameters(name: str) -> float | None:
         return float(found[1].replace("_", ".")) * 1e9
     if found := _MILLIONS.search(name):
         return float(found[1]) * 1e6
+
     return None

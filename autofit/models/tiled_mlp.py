@@ -40,6 +40,7 @@ class TiledMlp:
         count = value.get("count")
         fine = count is None or is_whole(count, 1)
         require(fine, "the count of tiles must be a positive whole number", count)
+
         return cls(count)
 
     def to_source(self) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class TiledMlp:
             is_named = type(module).__name__.endswith("MLP")
             if is_named and all(hasattr(module, layer) for layer in _LAYERS):
                 found.append(module)
+
         if not found:
             message = "the model has no MLPs of gate_proj, up_proj and down_proj to tile."
             raise InputError(message, "Leave tiles out, or choose another model.")
@@ -81,6 +83,7 @@ def _tiled(kind: Any) -> Any:
         count = self.tiles.of(hidden.shape[-2])
         compute = functools.partial(kind.forward, self)
         found: torch.Tensor = _in_tiles().apply(compute, count, hidden, *trained)
+
         return found
 
     return type(f"Tiled{kind.__name__}", (kind,), {"forward": forward})
@@ -95,7 +98,11 @@ def _in_tiles() -> Any:
 
         @staticmethod
         def forward(
-            ctx: Any, compute: Any, count: int, hidden: torch.Tensor, *trained: torch.Tensor
+            ctx: Any,
+            compute: Any,
+            count: int,
+            hidden: torch.Tensor,
+            *trained: torch.Tensor,
         ) -> torch.Tensor:
             device = hidden.device.type
             ctx.compute = compute
@@ -103,6 +110,7 @@ def _in_tiles() -> Any:
             ctx.trained = trained
             ctx.autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             ctx.save_for_backward(hidden)
+
             return torch.cat([compute(tile) for tile in hidden.chunk(count, dim=-2)], dim=-2)
 
         @staticmethod
@@ -124,6 +132,7 @@ def _in_tiles() -> Any:
                     torch.autocast(hidden.device.type, dtype=dtype, enabled=is_on),
                 ):
                     output = ctx.compute(tile)
+
                 inputs = [tile, *ctx.trained] if asks_inputs else [*ctx.trained]
                 found = list(torch.autograd.grad(output, inputs, its_gradient))
                 if asks_inputs:
@@ -131,6 +140,7 @@ def _in_tiles() -> Any:
                 for total, part in zip(of_trained, found, strict=True):
                     total.add_(part)
                 del found  # before the next tile makes its own
+
             return None, None, of_hidden if asks_inputs else None, *of_trained
 
     return InTiles

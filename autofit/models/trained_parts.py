@@ -63,6 +63,7 @@ def parts_of(trained: Collection[str], names: Sequence[str]) -> tuple[str, ...]:
         prefixes = [".".join(steps[:length]) for length in range(1, len(steps) + 1)]
         largest = next(prefix for prefix in prefixes if prefix not in mixed)
         parts[largest] = None
+
     return tuple(parts)
 
 

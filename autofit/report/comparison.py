@@ -50,6 +50,7 @@ class Comparison:
         parts += map(markdown_text, self.sentences)
         for title, rows in self._tables:
             parts.append(table((title, *self.names), rows))
+
         return "\n\n".join(parts) + "\n"
 
     def to_terminal(self) -> RenderableType:
@@ -61,6 +62,7 @@ class Comparison:
             for row in rows:
                 shown.add_row(*map(Text, row))
             tables.append(shown)
+
         return Group(*tables, *map(Text, self.sentences))
 
     @property
@@ -112,6 +114,7 @@ def _setup(record: Record) -> dict[str, str]:
     for name in ("workers", "seed", "tolerance"):
         facts[name] = options.get(name)
     facts |= result.versions
+
     return {name: values(fact) for name, fact in facts.items() if fact is not None}
 
 
@@ -145,6 +148,7 @@ def _figures(measurement: Measurement | None, result: Result) -> str:
     peak = peak_gib(measurement)
     if peak:
         figures += f", {peak} GiB"
+
     return figures
 
 
@@ -168,6 +172,7 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
         if first.best.config != second.best.config:
             differing = ", ".join(changes(second.best.config, first.best.config))
             choice = f"The best of {names[1]} differs in: {differing}."
+
         lines.append(choice)
     elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
         fits, not_fits = names
@@ -189,6 +194,7 @@ def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> lis
         its = others.get(config)
         if its is not None and mine.fits and its.fits and mine.throughput:
             ratios[config] = its.throughput / mine.throughput
+
     if not ratios:
         return []
 

@@ -82,6 +82,7 @@ def _explained(result: Result) -> str:
         on_other_devices(result),
         _joined(*result.notes),
     ]
+
     return "\n\n".join(filter(None, paragraphs))
 
 
@@ -101,6 +102,7 @@ def summary(result: Result) -> list[str]:
         how_it_ended(result),
         *result.notes,
     ]
+
     return list(filter(None, sentences))
 
 
@@ -112,6 +114,7 @@ def how_it_ended(result: Result) -> str:
         if result.bound > 0:
             faster = f"more than {fmt.percent(result.bound)} faster"
         missed = f"Nothing that was left is expected to be {faster} (at 95 %, by discounted speed)."
+
     return _joined(probe_counts(result), _ended(result), missed)
 
 
@@ -154,6 +157,7 @@ def _gain(result: Result, best: Measurement) -> str:
         how = " for a moment, before it was measured longer"
     elif ratio <= 0.995:
         how = ", which counts as a tie"
+
     return f"The first config that fitted was {fmt.speed(1 / ratio)}{figure}{how}."
 
 
@@ -167,6 +171,7 @@ def _runner_up(result: Result, best: Measurement) -> str:
     for name, (mine, its) in best.config.differences(second.config).items():
         if name not in DERIVED:
             differing.append(f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})")
+
     if not differing:
         return ""
 
@@ -174,6 +179,7 @@ def _runner_up(result: Result, best: Measurement) -> str:
     how = fmt.speed(ratio)
     if ratio > 1:
         how += ", which counts as a tie"
+
     return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}."
 
 
@@ -192,6 +198,7 @@ def _budget_for(miss: Measurement | None, result: Result) -> int | None:
     needed = fmt.budget_needed(miss, result.hardware, result.budget)
     if needed is None or needed <= result.budget.device_bytes:
         return None
+
     return needed
 
 
@@ -206,6 +213,7 @@ def _nearest_miss(result: Result) -> str:
     sentence = f"The nearest miss needs {budget}: {fmt.describe(miss.config)}."
     if miss.shortage:
         sentence += f" {miss.shortage.words}"
+
     return sentence
 
 
@@ -221,6 +229,7 @@ def nothing_fits(result: Result) -> NothingFitsError:
     if miss is None and _diverged(result):
         first, *looks = _divergence(result)
         return NothingFitsError(first, " ".join(looks))
+
     if miss is None or miss.peak_bytes is None:
         return NothingFitsError(
             f"no config of the space could be run in {budget}.", "See the run directory's probes/."
@@ -266,6 +275,7 @@ def nothing_fits_view(result: Result) -> RenderableType:
     files = written(result)
     if not files:
         return lines
+
     return Group(lines, Text(), files)
 
 
@@ -306,12 +316,14 @@ def nothing_fits_lines(result: Result) -> list[str]:
             needed = f"{fmt.gib(size)} GiB"
             what = f"The smallest budget in which anything is expected to fit is {needed}"
             enough = size
+
         lines.append(f"{what}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
 
     lines += fmt.points("What would help:", _remedies(result, enough))
     lines += fmt.points("With other budgets:", other_budget_lines(result))
     if result.stopped_by == "prediction":
         lines += result.notes
+
     return lines
 
 
@@ -342,6 +354,7 @@ def probe_counts(result: Result) -> str:
         why_left = "not expected to fit"
         if result.best:
             why_left = "not expected to be faster"
+
     skipped[why_left] = max(0, left)
 
     were = "was" if len(measured) == 1 else "were"
@@ -351,6 +364,7 @@ def probe_counts(result: Result) -> str:
     for reason, count in skipped.items():
         if count:
             sentence += f"; {count:,} {reason}"
+
     return f"{sentence}."
 
 
@@ -395,6 +409,8 @@ def _remedies(result: Result, enough: int | None) -> list[str]:
             "--set parameter_offload=cpu, which does, too, with LoRA, optimizer_offload or "
             "optimizer_in_backward"
         )
+
     if result.hardware.world == 1:
         remedies.append("--devices 2 or more, each of which holds a part of the weights")
+
     return remedies

@@ -63,6 +63,7 @@ def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         is_same = mine == its or (is_off(mine) and is_off(its))
         if name not in left_out and not is_same:
             names[knob_named(name).part_of or name] = None
+
     return [_knob(config, name) for name in names]
 
 
@@ -76,6 +77,7 @@ def instead(config: Config, best: Measurement | None, most: int = 4) -> str:
     differing = changes(config, best.config)
     if len(differing) > most:
         return describe(config)
+
     return ", ".join(differing)
 
 
@@ -111,6 +113,7 @@ def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
         found = {repr(config.get(name)) for config in every}
         if len(found) > 1:
             differing.append(name)
+
     return differing
 
 
@@ -121,6 +124,7 @@ def progress_line(event: PhaseProgressed) -> str:
         line += f", about {about(event.seconds_left)} left"
     if event.config is not None:
         line += f"; the best so far is predicted to train {rate(event)}: {describe(event.config)}"
+
     return line
 
 
@@ -141,6 +145,7 @@ def rate(timed: Measurement | Estimate | Point | Remedy | PhaseProgressed) -> st
     figure, unit = throughput(timed)
     if not figure:
         return ""
+
     return f"{number(figure)} {unit}/s"
 
 
@@ -163,6 +168,7 @@ def gib(size: int) -> str:
     for least, form in ((0.1, ".2f"), (0.001, ".3f")):
         if size >= least * GIB:
             return f"{size / GIB:{form}}"
+
     return f"{float(f'{size / GIB:.2g}'):.10f}".rstrip("0").rstrip(".")  # never 2e-05
 
 
@@ -187,6 +193,7 @@ def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) 
     peak = peak_bytes(measurement)
     if peak is None:
         return None
+
     return budget.bytes_for(peak, hardware.device)
 
 
@@ -216,6 +223,7 @@ def misled_note(factor: float) -> str:
     off = f"{1 / factor:.1f} times shorter than"
     if factor > 1:
         off = f"{factor:.1f} times as long as"
+
     return (
         f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not "
         "measured."
@@ -281,6 +289,7 @@ def speed(ratio: float) -> str:
         return "as fast"
     if ratio < 1:
         return f"{percent(1 - ratio)} slower"
+
     return f"{percent(ratio - 1)} faster"
 
 
@@ -289,6 +298,7 @@ def more_or_less(size: int, than: int) -> str:
     if abs(size - than) < 0.005 * than:
         return "the same memory"
     how = "less" if size < than else "more"
+
     return f"{gib(abs(size - than))} GiB {how}"
 
 
@@ -302,6 +312,7 @@ def proof(best: Measurement | Estimate) -> str:
         return "rank 0 alone measured"
     if best.verified:
         return "verified in longer runs"
+
     return "not verified"
 
 
@@ -311,6 +322,7 @@ def verified(measurement: Measurement) -> str:
         return ""
     if measurement.is_of_one_rank:
         return "rank 0 measured again"
+
     return "verified"
 
 
@@ -324,6 +336,7 @@ def step(measurement: Measurement) -> str:
     waited = measurement.communication_seconds
     if waited is not None:
         sentence += f"; {waited:.2g} s of it are predicted communication"
+
     return f"{sentence}."
 
 
@@ -337,6 +350,7 @@ def where(hardware: Hardware, budget: Budget) -> str:
     place = f"{hardware.title} within {gib(budget.device_bytes)} GiB"
     if hardware.world > 1:
         place += " each"
+
     return place
 
 
@@ -364,6 +378,7 @@ def resting_words(resting: Resting) -> str:
     if resting.parameters:
         share = f"{100 * resting.trained / resting.parameters:.3g} %"
         trained = f"{resting.trained:,} of {pluralize(resting.parameters, 'parameter')} ({share})"
+
     return f"GiB between steps: {', '.join(held)}.{kept} Trained: {trained}."
 
 
@@ -373,6 +388,7 @@ def clock(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d}"
+
     return f"{minutes}:{rest:02d}"
 
 
@@ -421,4 +437,5 @@ def hanging(lines: Iterable[str]) -> RenderableType:
         point = Table.grid(padding=(0, 1, 0, 0))
         point.add_row(Text(POINT.rstrip()), text)
         shown.append(point)
+
     return Group(*shown)

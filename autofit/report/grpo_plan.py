@@ -35,6 +35,7 @@ def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
         if isinstance(value, bool):
             value = str(value).lower()
         lines.append(f"  {name}: {value}")
+
     lines.append("")
     lines += [f"Note: {note}" for note in data["notes"]]
 
@@ -62,6 +63,7 @@ def _needs(data: Mapping[str, Any]) -> Table:
     if generator["weights"]:
         rows["vLLM's weights"] = gib(generator["weights"])
         rows["vLLM beside weights and cache"] = gib(generator["overhead"])
+
     sequences = pluralize(generator["sequences"], "sequence")
     rows[f"cache of {sequences} at once"] = gib(generator["cache"])
 

@@ -41,6 +41,7 @@ def knob_lines(result: Result) -> list[str]:
         shown = _worth_showing(changes)
         most = max(ratio if change.fits else 0.0 for change, ratio in shown)
         rows.append((most, knob, shown))
+
     rows.sort(key=lambda row: row[0])
 
     lines = []
@@ -57,6 +58,7 @@ def knob_lines(result: Result) -> list[str]:
             if not words:
                 setting = f"{knob} {setting} instead of {own}"
             words.append(f"{setting}: {_figures(change, ratio, result)}")
+
         lines.append("; ".join(words))
 
     if idle:
@@ -69,6 +71,7 @@ def changes_by_knob(result: Result) -> list[tuple[str, list[Change]]]:
     by_knob: dict[str, list[Change]] = {}
     for change in result.alternatives:
         by_knob.setdefault(change.knob, []).append((change, _speed_left(change, result)))
+
     return list(by_knob.items())
 
 
@@ -96,6 +99,7 @@ def single_changes(result: Result) -> tuple[str, ...]:
             figures = f"{ratio:.2f} x the speed"
             if peak_gib(other):
                 figures += f", peak {peak_gib(other)} GiB"
+
         (knob,) = knobs
         lines.append((ratio, f"{knob} {value(other.config.get(knob))}: {figures}"))
 
@@ -110,6 +114,7 @@ def _speed_left(change: Alternative, result: Result) -> float:
         measurement = result.latest_by_config.get(change.config)
         if measurement:  # as the table has it
             return relative_speed(measurement, result)
+
     return (change.samples_per_second or 0.0) / result.best.throughput
 
 
@@ -134,6 +139,7 @@ def _worth_showing(changes: Sequence[Change]) -> list[Change]:
     for pair in misses:
         if pair[1] > 1 + _WORTH_A_WORD:
             return [*shown, pair]
+
     return shown
 
 
@@ -157,6 +163,7 @@ def _figures(change: Alternative, ratio: float, result: Result) -> str:
         words = budget_words(change.peak_bytes, result)
         if ratio > 1 + _NOTHING:
             words = f"{speed(ratio)}, but {words}"
+
     return f"{words} {source(change.measured)}"
 
 
@@ -171,4 +178,5 @@ def _memory(change: Alternative, result: Result) -> str:
     peak = peak_bytes(result.best) if result.best else None
     if not peak or not change.peak_bytes:
         return ""
+
     return more_or_less(change.peak_bytes, peak)

@@ -27,4 +27,5 @@ def learning_lines(curves: Sequence[LearningCurve], head: str) -> list[str]:
         if curve.reason:
             config = describe(curve.config, knobs)
             lines.append(f"Not trained to the end: {config}: {curve.reason}")
+
     return lines

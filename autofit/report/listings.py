@@ -57,6 +57,7 @@ class _Bar:
         if self.share:
             width = min(options.max_width, _WIDEST_BAR)
             length = max(1, round(self.share * width))
+
         yield Text("#" * length)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -104,7 +105,9 @@ def _parts(breakdown: Mapping[str, int]) -> Table:
         if nbytes:
             size = gib(nbytes)
             share = nbytes / most
+
         parts.add_row(Text(name), Text(size), _Bar(share))
+
     return parts
 
 
@@ -180,6 +183,7 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     reasons = dict.fromkeys(card["reason"] for card in every if card["reason"])
     notes += [f"- {reason}" for reason in reasons]
     notes += [f"Note: {note}" for note in data["notes"]]
+
     return Group(*map(Text, lines), _cards(every, shown), *map(Text, notes))
 
 
@@ -208,9 +212,11 @@ def _cards(every: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]
         if are_several:
             number_of = str(card["devices"])
             cells.insert(0, f"{nodes} x {number_of}" if nodes > 1 else number_of)
+
         if are_priced:
             cells.append(_known(card[cost]))
         cards.add_row(Text(card["name"]), *map(Text, cells))
+
     return cards
 
 
@@ -225,6 +231,7 @@ def _subject(data: Mapping[str, Any]) -> str:
     sizes = f"effective batch {workload['effective_batch_size']}"
     if workload["sequence_length"]:
         sizes = f"{workload['sequence_length']} tokens, {sizes}"
+
     return f"{data['model']}: {sizes}"
 
 
@@ -280,6 +287,7 @@ def _next_sizes(knob: str, data: Mapping[str, Any]) -> list[int]:
             smaller.append(size)
         elif size > current:
             larger.append(size)
+
     return [*sorted(smaller)[-1:], *sorted(larger)[:1]]
 
 
@@ -288,6 +296,7 @@ def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, 
     memory = _middle(other) / _middle(data) - 1
     before = data["step_seconds"]
     after = other["step_seconds"]
+
     return memory, after / before - 1 if before and after else None
 
 
@@ -336,6 +345,7 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         knobs.add_row(Text(technique["name"], "bold"), Text(derived))
         for status, values in _by_status(technique["values"]).items():
             knobs.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
+
     return Group(facts, Text(), knobs)
 
 
@@ -363,6 +373,7 @@ def cleared_text(data: Mapping[str, Any]) -> str:
     what = "what could not be read"
     if cleared["measurements"] is not None:
         what = _measurements(cleared)
+
     return f"removed {what} from {cleared['path']}"
 
 
@@ -383,6 +394,7 @@ def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         if not entry["searched"]:
             status = f"available, but not searched on this device ({package})"
         rows.setdefault(entry["reason"] or status, []).append(value(entry["value"]))
+
     return rows
 
 
@@ -392,6 +404,7 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for row in rows:
         cells = (row["name"], row["task"], _count(row["parameters"]), row.get("hub") or "")
         models.add_row(*map(Text, cells))
+
     return models
 
 
@@ -400,6 +413,7 @@ def _count(parameters: int) -> str:
     for unit, suffix in ((10**9, "B"), (10**6, "M")):
         if parameters >= unit:
             return f"{parameters / unit:.3g}{suffix}"
+
     return f"{parameters:,}"
 
 
@@ -412,6 +426,7 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
         if row["counted"] != "exactly":
             count = f"at most {count}"
         spaces.add_row(Text(row["name"]), Text(count), Text(" ".join(row["description"].split())))
+
     return Group(spaces, Text(f"Counted without what is refused, {counted_for}."))
 
 
@@ -423,6 +438,7 @@ def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         tasks = ", ".join(row["tasks"]) or "anything"
         keys = f"{row['name']} {', '.join(row['versions'])}"
         tools.add_row(Text(row["name"]), Text(f"{tasks}; {keys}\n{row['run']}"))
+
     return tools
 
 
@@ -437,4 +453,5 @@ def _named(name: str, *titles: str) -> Table:
         if title.startswith(">"):
             column.justify = "right"
         columns.append(column)
+
     return table(*columns)

@@ -88,6 +88,7 @@ class LiveDisplay:
             self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
             self._refresh()
             self._ticker.start()
+
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -111,6 +112,7 @@ class LiveDisplay:
         if self._ticker is not None:  # the panel shows all but notes
             is_note = isinstance(event, Note) and self._cell is None
             line = line if is_note else None
+
         if line and not self._quiet:
             self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
         if self._ticker is not None:
@@ -144,10 +146,12 @@ class LiveDisplay:
         if isinstance(event, PhaseStarted):
             # before a search, an error about wrong input stands alone
             return event.doing if self._progress.search else None
+
         if isinstance(event, PhaseProgressed):
             return self._progress_line(event)
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
+
         return event.text if isinstance(event, Note) else None
 
     def _probe_line(self, event: ProbeFinished) -> str:
@@ -200,6 +204,7 @@ def _search_line(event: SearchStarted) -> str:
     if event.trials:
         measured = f"at most {pluralize(event.trials, 'probe')}"
     place = where(event.hardware, event.budget)
+
     return f"{event.model} on {place}: {configs}; {measured}"
 
 
@@ -218,7 +223,11 @@ class _Lines(Live):
         # output to a file or a pipe disturbs nothing, and wants what it is sent
         redirect = sys.stdout.isatty()
         super().__init__(
-            self, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect
+            self,
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=redirect,
         )
         self.start()
         console.show_cursor()
@@ -238,6 +247,7 @@ class _Lines(Live):
         for line in lines:
             yield from line
             yield Segment.line()
+
         yield Segment(" ")
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

@@ -60,6 +60,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(header) - 1)]
     lines = [list(map(markdown_text, row)) for row in (header, *rows)]
     lines.insert(1, rule)
+
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -86,6 +87,7 @@ def _predicted(result: Result, best: Estimate) -> list[str]:
         if line.startswith(POINT):
             text = f"- {text}"
         parts.append(text)
+
     return [*parts, _details(best.config)]
 
 
@@ -104,6 +106,7 @@ def _table_of(rows: Iterable[Row], unit: str) -> str:
         if figure:
             speed = number(figure)
         lines.append((describe(measurement.config), speed, peak_gib(measurement), row.verdict))
+
     return table(("config", f"{unit}/s", "peak GiB", "verdict"), lines)
 
 
@@ -112,4 +115,5 @@ def _section(title: str, lines: list[str]) -> str:
     if not lines:
         return ""
     points = [f"- {markdown_text(line)}" for line in lines]
+
     return "\n".join([f"**{title}**", "", *points])

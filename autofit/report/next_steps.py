@@ -42,6 +42,7 @@ def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
     if result.files.get("script"):
         script = shell_path(_as_typed(directory / "train.py"))
         steps.append(("Or without autofit", f"python {script} {options}"))
+
     return steps
 
 
@@ -62,9 +63,11 @@ def written(result: Result) -> RenderableType | None:
             shown = "tensorboard/"
         elif name == "exports":
             shown += "/"
+
         if result.predicted_best:
             purpose = purpose.replace("was measured", "is predicted")
         grid.add_row(Text(f"  {shown}"), Text(purpose))
+
     return Group(Text(f"Written to {_as_typed(directory)}:", overflow="fold"), grid)
 
 
@@ -73,6 +76,7 @@ def directory_of(result: Result) -> Path | None:
     for path in result.files.values():
         if path:
             return Path(path).parent
+
     return None
 
 
@@ -81,4 +85,5 @@ def _as_typed(path: Path) -> str:
     here = Path.cwd()
     if path.is_relative_to(here):
         path = path.relative_to(here)
+
     return str(path)

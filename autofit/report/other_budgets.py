@@ -35,6 +35,7 @@ def other_budget_lines(result: Result) -> list[str]:
             if names != tiers:
                 line = f", {listed(names)}: {text}"
             budgets_by_line.setdefault(line, []).append(budget)
+
     return [f"{listed(budgets)}{line}" for line, budgets in budgets_by_line.items()]
 
 
@@ -60,6 +61,7 @@ def on_other_devices(result: Result) -> str:
         if prediction.high > usable:
             line += ", which may not fit"
         lines.append(line)
+
     return "\n".join(lines)
 
 
@@ -93,6 +95,7 @@ def _of_tier(name: str, other: OtherBudget, result: Result) -> str:
     if ratio >= 1:
         # Faster ones are among those that tied with the best, and learn less faithfully.
         return f"no slower with {different}"
+
     return f"{speed(ratio)} with {different}"
 
 
@@ -109,6 +112,7 @@ def _with_more(name: str, point: Point, result: Result) -> str:
     is_faster = now is None or point.samples_per_second > now.samples_per_second * _FASTER
     if ratio > _FASTER and is_faster:
         return f"{speed(ratio)} with {different}"
+
     return "no gain is expected"
 
 

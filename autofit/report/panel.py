@@ -90,6 +90,7 @@ class Progress:
         best = event.best
         if best is None or best.config != event.measurement.config:
             return False
+
         return self.best is None or self.best.config != best.config
 
     def seconds_per_probe(self, now: float) -> float | None:
@@ -97,6 +98,7 @@ class Progress:
         count = len(self.bests)
         if count < 2:
             return None
+
         return (now - self._probes_began) / count
 
     def _finish(self, event: ProbeFinished, now: float) -> None:
@@ -129,7 +131,11 @@ class Progress:
 
 
 def panel(
-    progress: Progress, now: float, console: Console, *, ended: bool = False
+    progress: Progress,
+    now: float,
+    console: Console,
+    *,
+    ended: bool = False,
 ) -> RenderableType:
     """Draw the search as it stands; `ended` leaves out what goes on."""
     rows: dict[str, RenderableType | None] = {}
@@ -145,11 +151,17 @@ def panel(
         rows["progress"] = _curve(progress.bests, console)
         rows["latest"] = _latest(progress, search, console)
 
-    labels = Column(style="dim", min_width=_LABEL, no_wrap=True, overflow="crop")
+    labels = Column(
+        style="dim",
+        min_width=_LABEL,
+        no_wrap=True,
+        overflow="crop",
+    )
     grid = Table.grid(labels, Column(overflow="fold"), padding=(0, 1, 0, 0))
     for label, content in rows.items():
         if content is not None:
             grid.add_row(label, content)
+
     if search is None or console.height < _TALL:
         return grid
 
@@ -161,6 +173,7 @@ def _cut(text: Text, console: Console) -> Text:
     """A text whose lines are cut where there is no room for them."""
     text.no_wrap = True
     text.overflow = "crop" if console.options.ascii_only else "ellipsis"
+
     return text
 
 
@@ -174,6 +187,7 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
             doing += " again, longer"
         lines.append(f"{doing}, {fmt.clock(now - since)}")
         lines.append(fmt.describe(event.config))
+
     if len(running) > _SIDE_BY_SIDE:
         lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
 
@@ -184,6 +198,7 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
             doing, since = progress.phase
         elif progress.verified:
             doing = "choosing what to measure again"
+
         lines.append(f"{doing}, {fmt.clock(now - since)}")
         if progress.progressed:
             lines.append(fmt.progress_line(progress.progressed))
@@ -200,6 +215,7 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
             usual += 1
         used = len(text.wrap(console, max(1, console.width - _LABEL - 2)))
         text.append("\n" * max(0, usual - used))
+
     return text
 
 
@@ -217,7 +233,9 @@ def _best(progress: Progress) -> Text:
         gain = best.throughput / first.throughput - 1
         if gain >= 0.005:
             about += f", {fmt.percent(gain)} faster than the first that fitted"
+
     speed = (fmt.rate(best), "bold green")
+
     return Text.assemble(speed, f"{about}\n", fmt.describe(best.config))
 
 
@@ -238,6 +256,7 @@ def _time(progress: Progress, search: SearchStarted, now: float) -> str:
     if pace and more > 0 and not progress.verified and progress.phase is None:
         probes = f"{more} probes" if more > 1 else "probe"
         return f"{elapsed}, about {fmt.about(pace * more)} for the {probes} left, then verifying"
+
     return elapsed
 
 
@@ -251,9 +270,15 @@ def _bars(bars: list[tuple[float, str]], console: Console) -> RenderableType:
         drawn: RenderableType = ""
         if words:
             drawn = ProgressBar(
-                1.0, share, width=_BAR, complete_style="cyan", finished_style="cyan"
+                1.0,
+                share,
+                width=_BAR,
+                complete_style="cyan",
+                finished_style="cyan",
             )
+
         grid.add_row(drawn, Text(words))
+
     return grid
 
 
@@ -291,8 +316,10 @@ def _probes(progress: Progress, search: SearchStarted, console: Console) -> Rend
         if outcome is Outcome.FITS:
             word = "fit"
         counts.append(f"{count} {word}")
+
     if not counts:
         return bar
+
     return Group(bar, Text(", ".join(counts)))
 
 
@@ -312,6 +339,7 @@ def _curve(bests: list[float], console: Console) -> Text | None:
             curve += chr(0x2581 + round((rate - low) / span * 7))
         else:
             curve += " "
+
     return Text(curve)
 
 
@@ -327,11 +355,15 @@ def _latest(progress: Progress, search: SearchStarted, console: Console) -> Text
     text = Text("\n").join(lines)
     if console.width >= _WIDE:
         _cut(text, console)
+
     return text
 
 
 def _finished(
-    measurement: Measurement, again: bool, best: Measurement | None, search: SearchStarted
+    measurement: Measurement,
+    again: bool,
+    best: Measurement | None,
+    search: SearchStarted,
 ) -> Text:
     """A measurement against the best, and what its config has instead."""
     label = f"probe {measurement.number + 1}"
@@ -361,4 +393,5 @@ def _finished(
         joint = f" with {other}"
         if not measurement.fits:
             joint = f",{joint}"
+
     return Text.assemble(f"{label}: ", (verdict, style), (joint, "dim"))

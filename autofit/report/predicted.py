@@ -56,6 +56,7 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
     if directory is not None and files is not None:
         title, command = commands(result, directory)[0]
         parts += [Text(), files, Text(f"{title}: {command}")]
+
     return Group(*parts)
 
 
@@ -65,6 +66,7 @@ def answer_line(result: Result, best: Estimate) -> str:
     if rate(best):
         figures = f"about {rate(best)} in {figures}"
     place = f"{result.model} on {result.hardware.title}"
+
     return f"{figures}, the best predicted config for {place}."
 
 
@@ -76,6 +78,7 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
         left = f"{gib(usable - best.high)} GiB are left at the upper end of {allowed}"
     else:
         left = f"its upper end is {gib(best.high - usable)} GiB above the {allowed}"
+
     lines = [f"It {_VERDICTS[best.verdict or 'maybe']}: {left}."]
 
     others = []
@@ -96,6 +99,7 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
     if nothing:
         none = " or ".join(nothing)
         lines.append(f"Of all that was predicted, nothing fits that trains {none}.")
+
     return lines
 
 
@@ -126,4 +130,5 @@ def explain_predicted(result: Result, best: Estimate) -> str:
         *best.notes,
         on_other_devices(result),
     ]
+
     return "\n".join(filter(None, lines))

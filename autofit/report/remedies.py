@@ -29,6 +29,7 @@ def remedy_lines(remedies: Sequence[Remedy | Mapping[str, Any]]) -> list[str]:
         if not isinstance(remedy, Remedy):
             remedy = from_plain(Remedy, remedy)
         lines.append(_line(remedy))
+
     return lines
 
 
@@ -45,7 +46,9 @@ def measured_remedies(result: Result, config: Mapping[str, Any], most: int = 3) 
         is_alike = trial.fits and tier(trial.config) == tier(config)
         if is_alike and (peak_bytes(trial) or 0) < own:
             smaller.append(trial)
+
     smaller.sort(key=lambda trial: -trial.throughput)
+
     return [_measured(trial, config) for trial in smaller[:most]]
 
 

@@ -83,6 +83,7 @@ def drawn_trials(result: Result) -> list[int]:
     by_speed = sorted(range(len(trials)), key=lambda place: -trials[place].throughput)
     evenly = range(0, len(trials), -(-len(trials) // half))
     chosen = dict.fromkeys((*places, *evenly, *by_speed))
+
     return sorted(list(chosen)[:MOST_DRAWN])
 
 
@@ -112,6 +113,7 @@ def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
         return ""
     if all(measurement.verified or not measurement.fits for measurement in shown):
         return ""
+
     return (
         f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
     )
@@ -144,7 +146,12 @@ def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
     return ", ".join(filter(None, words))
 
 
-def _why_lost(measurement: Measurement, best: Measurement, speed: float, tolerance: float) -> str:
+def _why_lost(
+    measurement: Measurement,
+    best: Measurement,
+    speed: float,
+    tolerance: float,
+) -> str:
     """Why a config that fits is not the best."""
     if speed < 1 - tolerance:
         return f"{percent(1 - speed)} slower"
@@ -161,6 +168,7 @@ def _why_lost(measurement: Measurement, best: Measurement, speed: float, toleran
         return f"{tied}, learns less faithfully"
     if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0):
         return f"{tied}, takes more memory"
+
     return tied
 
 

@@ -75,7 +75,12 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
         raise InputError(f"nothing can be made of {files}: {why}.", _DAMAGED) from error
 
 
-def _report(record: Record, directory: Path, form: str, output: Path | None) -> str:
+def _report(
+    record: Record,
+    directory: Path,
+    form: str,
+    output: Path | None,
+) -> str:
     """Write a report on one run, or give it back as text."""
     if form == "md":
         return _text(markdown(record), output)
@@ -89,6 +94,7 @@ def _report(record: Record, directory: Path, form: str, output: Path | None) -> 
     if not drawn:
         message = "there is nothing to draw: nothing was measured to fit."
         raise InputError(message, "See --format md.")
+
     if folder.exists() and not folder.is_dir():
         message = f"{folder} is a file; there are {len(drawn)} pictures."
         raise InputError(message, "Give a directory as --output.")
@@ -102,12 +108,17 @@ def _report(record: Record, directory: Path, form: str, output: Path | None) -> 
             write_atomically(path, document)
         else:
             to_png(document, path, (picture.width, picture.height))
+
         paths.append(str(path))
+
     return "\n".join(paths)
 
 
 def _compare(
-    records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None
+    records: Sequence[Record],
+    runs: Sequence[Path],
+    form: str | None,
+    output: Path | None,
 ) -> RenderableType:
     """Compare two runs, by the names of their directories where those differ."""
     if form not in (None, "md"):
@@ -130,6 +141,7 @@ def _text(text: str, output: Path | None) -> str:
     if output is None:
         return text.rstrip("\n")
     write_atomically(output, text)
+
     return str(output)
 
 
@@ -139,6 +151,7 @@ def browser() -> str | None:
         path = shutil.which(name)
         if path:
             return path
+
     return None
 
 
@@ -152,6 +165,7 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
         cairosvg = importlib.import_module("cairosvg")
         drawn = cairosvg.svg2png(bytestring=svg.encode(), scale=_SHARPNESS)
         write_atomically(path, drawn)
+
         return
 
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +175,11 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
         command = _conversion(source, made, size)
         try:
             process = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+                command,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             message = f"{command[0]} took more than {_SECONDS} s to write {path}."
@@ -170,6 +188,7 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
         if not made.exists():
             last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise InputError(f"{command[0]} wrote no {path}: {last}.", "Use --format svg.")
+
         write_atomically(path, made.read_bytes())
 
 

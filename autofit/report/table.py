@@ -54,6 +54,7 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
         if number:
             parts.append(Text())
         parts.append(paragraph)
+
     return Group(*parts)
 
 
@@ -63,6 +64,7 @@ def _notes(result: Result) -> list[str]:
     notes = list(result.notes)
     if hardware.measured_on:
         notes.insert(0, f"Speed measured on {hardware.measured_on}, memory for {hardware.name}.")
+
     return notes
 
 
@@ -95,6 +97,7 @@ def _answer(result: Result, best: Measurement) -> list[RenderableType]:
             lines += map(_line, python)
         else:
             lines.append(_Command(command))
+
     return lines
 
 
@@ -122,6 +125,7 @@ class _Rows:
                 cells.insert(1, _seconds(row.measurement))
             cells.append(self._verdict(row))
             table.add_row(*map(Text, cells), style="bold" if row.best else "")
+
         yield table
 
     def _verdict(self, row: Row) -> str:
@@ -139,6 +143,7 @@ class _Rows:
         verdict += f" with {other}"
         if again:
             verdict += f"; {again}"
+
         return verdict
 
 
@@ -179,4 +184,5 @@ class _Command:
                 lines.append(f"    {part}")
             else:
                 lines[-1] = longer
+
         yield from map(_line, lines)

@@ -20,6 +20,7 @@ class Terminal(Console):
             if control or text.isprintable() or text == "\n":
                 yield segment
                 continue
+
             printable = [sign for sign in text if sign.isprintable() or sign == "\n"]
             yield Segment("".join(printable), style)
 

@@ -63,7 +63,9 @@ def tier_rows(result: Result) -> list[TierRow]:
 
 
 def _against(
-    answer: Measurement | Estimate, faithful: Measurement | Estimate, result: Result
+    answer: Measurement | Estimate,
+    faithful: Measurement | Estimate,
+    result: Result,
 ) -> str:
     if isinstance(answer, Measurement) and isinstance(faithful, Measurement):
         return fmt.speed(relative_speed(answer, result) / relative_speed(faithful, result))
@@ -72,6 +74,7 @@ def _against(
     reference, _ = fmt.throughput(faithful)
     if not speed or not reference:
         return ""
+
     return fmt.speed(speed / reference)
 
 
@@ -90,6 +93,7 @@ def learns_with(config: Config, trained: int | None) -> str:
         what = f"rank {config.lora_rank}"
     else:
         what = "all weights"
+
     if trained is not None:
         what = f"{what}, {pluralize(trained, 'parameter')}"
     if what.startswith("all") or config.head_only:

@@ -7,7 +7,11 @@ from autofit.report.formatting import gib, interval, number, rate, speed
 
 
 def tuned_lines(
-    before: Estimate | None, after: Estimate | None, usable: int, *, is_changed: bool
+    before: Estimate | None,
+    after: Estimate | None,
+    usable: int,
+    *,
+    is_changed: bool,
 ) -> list[str]:
     """What is predicted of the file as it was, and as it is now.
 
@@ -24,6 +28,7 @@ def tuned_lines(
     ]
     if before and after and before.low <= usable and before.step_seconds and after.step_seconds:
         lines[-1] += f", {speed(before.step_seconds / after.step_seconds)}"
+
     return lines
 
 
@@ -36,6 +41,7 @@ def gain_lines(gains: Iterable[tuple[Sequence[str], float | None]]) -> list[str]
         if faster is not None:
             brings = speed(faster)
         lines.append(f"{', '.join(keys)}: {brings}")
+
     return lines
 
 
@@ -70,6 +76,7 @@ def _size_and_rate(nbytes: int | None, tokens_per_second: float | None) -> str:
         parts.append(f"{gib(nbytes)} GiB")
     if tokens_per_second:
         parts.append(f"{number(tokens_per_second)} tokens/s")
+
     return ", ".join(parts)
 
 
@@ -82,4 +89,5 @@ def _figures(estimate: Estimate | None, usable: int) -> str:
         return f"{figures}: it does not fit"
     if estimate.high > usable:
         return f"{figures}: it may not fit"
+
     return figures

@@ -51,7 +51,9 @@ def importer_of(keys: Keys, name: str) -> Importer:
         marks = ", ".join(each.marks[0] for each in IMPORTERS)
         message = f"{name} is no file of {titles}: it has none of {marks}."
         raise InputError(message, "Give the YAML file that the tool trains by.")
+
     if axolotl.IMPORTER in found and len(found) > 1:
         message = f"{name} has keys of {' and of '.join(each.tool.title for each in found[:2])}."
         raise InputError(message, "Leave the keys of one of them.")
+
     return found[0]

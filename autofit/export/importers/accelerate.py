@@ -57,6 +57,7 @@ def divided_by_trainer(
     division = by_fsdp or Division()
     if settings:
         division = division_by(read_zero(settings, folder))
+
     return _with_sizes(division, keys, sizes or {})
 
 
@@ -73,8 +74,10 @@ def read_launcher(path: Path) -> Division:
         raise InputError(message, f"Put it where the command says: {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text.", "Give accelerate's file.") from error
+
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no values by name.", "Give accelerate's file.")
+
     return divided_by_launcher(flat(value), path.parent)
 
 
@@ -90,15 +93,18 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
     elif keys.get("distributed_type") == "DEEPSPEED":
         own = keys.get("deepspeed_config.deepspeed_config_file")
         division = division_by(read_zero(own, folder) if own else _zero(keys))
+
     division = _with_sizes(division.closed(), keys, _SIZES)
     if checkpoints(keys) is not None:  # whatever the keys of the tool say
         knobs = {**division.knobs, CHECKPOINTING.name: "full"}
         division = replace(division, knobs=knobs, holds=(*division.holds, CHECKPOINTING.name))
+
     machines = keys.get("num_machines", 1)
     nodes = machines if is_whole(machines, 1) else 1
     processes = keys.get("num_processes")  # of all machines
     if is_whole(processes, nodes):
         processes //= nodes
+
     return with_devices(replace(division, nodes=nodes), processes)
 
 
@@ -120,6 +126,7 @@ def _zero(keys: Keys) -> Zero:
         "offload_param": said["offload_param_device"],
     }
     whole = {"zero_optimization": settings, "gradient_accumulation_steps": accumulation}
+
     return read_zero(whole, Path())
 
 
@@ -141,6 +148,7 @@ def _with_sizes(division: Division, keys: Keys, sizes: Mapping[str, str]) -> Div
     division = replace(division, knobs={**division.knobs, **named})
     if degrees.get(_SHARD, 1) > 1:
         division = replace(division, devices=math.prod(degrees.values()))
+
     return division
 
 
@@ -148,4 +156,5 @@ def _below(keys: Keys, key: str) -> Any:
     """The value of a key, which may be a mapping."""
     prefix = f"{key}."
     inner = {name: value for name, value in keys.items() if name.startswith(prefix)}
+
     return nested(inner)[key] if inner else keys.get(key)

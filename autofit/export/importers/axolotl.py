@@ -100,6 +100,7 @@ def _task(keys: Keys) -> str:
     for task in TASKS.values():
         if task.tools.get(TOOL.name, {}).items() >= wanted.items():
             return task.name
+
     return CAUSAL_LM.name
 
 
@@ -107,6 +108,7 @@ def _refuse(keys: Keys) -> str | None:
     for path, why in _REFUSED.items():
         if keys.get(path) or any(key.startswith(f"{path}.") for key in keys):
             return f"{path}: {why}."
+
     if keys.get("expert_parallel_size") not in (None, 0, 1):
         return "expert_parallel_size: experts on devices of their own are not known."
     plugins = keys.get("plugins") or ()
@@ -115,6 +117,7 @@ def _refuse(keys: Keys) -> str | None:
     for plugin in plugins:
         if not str(plugin).endswith(_PLUGINS):
             return f"plugins: {plugin} is not known."
+
     if keys.get(_TILES) and keys.get("liger_glu_activation"):
         return f"{_TILES}: Liger's MLPs in tiles are not predicted."
     if reason := _refused_rounding(keys):
@@ -124,12 +127,14 @@ def _refuse(keys: Keys) -> str | None:
             "unfrozen_parameters: beside an adapter it freezes all that the patterns do not match, "
             "and names of adapters begin with base_model."
         )
+
     if keys.get("adapter") not in _ADAPTERS:
         return f"adapter: {keys['adapter']} is not known."
     if keys.get("processor_type") and _task(keys) != IMAGE_TEXT_TO_TEXT.name:
         return "processor_type: images are tuned for finetuning by completions alone."
     if keys.get("rl") and _task(keys) == CAUSAL_LM.name:
         return f"rl: {keys['rl']} is not tuned."
+
     return None
 
 
@@ -142,6 +147,7 @@ def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
         if count is not None and not is_whole(count, 1):
             message = f"{_TILES}_num_shards must be a positive whole number, not {shown(count)}."
             raise InputError(message, "Correct it.")
+
         fields["tiles"] = TiledMlp(count)
 
     if task.classifies:
@@ -149,7 +155,9 @@ def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
         if not is_whole(classes, 1):
             message = f"num_labels must be a positive whole number, not {shown(classes)}."
             raise InputError(message, "Correct it.")
+
         fields["options"] = {"num_labels": classes}
+
     return fields
 
 
@@ -165,6 +173,7 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
         found = {name for name in found if _MEDIA.isdisjoint(name.split("."))}
     names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
     asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
+
     return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
 
 
@@ -181,11 +190,13 @@ def _matched(patterns: Sequence[str], weights: Weights) -> tuple[set[str], list[
         if not matched:
             notes.append(f"{_UNFROZEN}: no weight of the model matches {pattern}.")
         found |= matched
+
     if not found:
         raise InputError(
             f"{_UNFROZEN}: no weight of the model matches.",
             "Correct it, or give --model DIRECTORY.",
         )
+
     return found, notes
 
 
@@ -200,8 +211,10 @@ def _rounds(keys: Keys) -> FakeQuantisation | None:
         raise InputError(
             f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
         )
+
     is_cut = keys.get(_CUT, _has_plugin(keys, _CUT_PLUGIN))
     is_fused = bool(is_cut or keys.get("liger_fused_linear_cross_entropy"))
+
     return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8", not is_fused)
 
 
@@ -216,6 +229,7 @@ def _refused_rounding(keys: Keys) -> str | None:
         return "qat.quantize_embedding: embeddings that round are not known."
     if keys.get("adapter"):
         return "qat: adapters beside layers that round are not known."
+
     return None
 
 
@@ -227,6 +241,7 @@ def _notes(keys: Keys) -> tuple[str, ...]:
             "adapters that begin with LoftQ are trained as others are: what finding them takes "
             "before training is not predicted."
         )
+
     if keys.get("attn_implementation") == "flex_attention":
         notes.append("flex_attention is predicted as flash attention, which saves the same.")
     if keys.get(_TWO_KERNELS):
@@ -234,18 +249,22 @@ def _notes(keys: Keys) -> tuple[str, ...]:
             f"{_TWO_KERNELS}: heads too large for flash attention are computed by PyTorch's own "
             "attention; all are predicted so."
         )
+
     if keys.get(_TILES) and not keys.get(f"{_TILES}_use_original_mlp"):
         notes.append("axolotl compiles tiled MLPs, which then need less memory than predicted.")
     if keys.get("activation_offloading") == _LEGACY:
         notes.append(
             "activation_offloading: legacy copies between the computations, which takes longer than predicted."
         )
+
     if _is_torchao_8bit(keys):
         notes.append(
             "torchao's AdamW in 8 bits is predicted as that of bitsandbytes, whose state is as large."
         )
+
     if keys.get("qat.fake_quant_after_n_steps"):
         notes.append("what is predicted is of steps in which layers round, not of those before.")
+
     return tuple(notes)
 
 
@@ -257,6 +276,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
     is_first = FIRST in division.notes and "8bit" in str(keys.get("optimizer"))
     if is_first or _is_torchao_8bit(keys):
         return division.closed("fsdp_offload")  # axolotl refuses one beside the other
+
     return division
 
 
@@ -264,6 +284,7 @@ def _pattern(keys: Keys) -> str | None:
     """peft takes a text for a regular expression, and a list for names."""
     found = keys.get("lora_target_modules")
     is_pattern = isinstance(found, str) and re.search(r"[^\w.,\s-]", found) is not None
+
     return found if is_pattern else None
 
 
@@ -284,6 +305,7 @@ def _meaning(key: str, value: Any) -> Any:
         return "hidden_states"
     if key == "torch_compile_mode" and value == "max-autotune":
         return "default"  # with options of its own
+
     return value
 
 
@@ -300,8 +322,10 @@ def _read(keys: Keys, _: Division) -> Keys:
     for name, value in _OLDER_ATTENTION.items():
         if keys.get(name) is True:
             read.setdefault("attn_implementation", value)
+
     if keys.get(_TWO_KERNELS):
         read["attn_implementation"] = "sdpa"
+
     return read
 
 

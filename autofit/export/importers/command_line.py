@@ -95,6 +95,7 @@ class CommandLine:
         if not found:
             message = f"{name} has no command that trains, such as {titles}."
             raise InputError(message, "Give the file or the command that the tool trains by.")
+
         message = f"{name} has {len(found)} commands that train."
         raise InputError(message, "Give one of them: autofit tune -- COMMAND.")
 
@@ -123,7 +124,9 @@ class CommandLine:
                     key: each for key, each in self.keys.items() if key.startswith(f"{option}.")
                 }
                 value = nested({**whole, path: value})[option]
+
             found[option] = value
+
         return found
 
     def _between(self) -> str:
@@ -132,6 +135,7 @@ class CommandLine:
         for (_, stop), (start, _) in itertools.pairwise(options):
             if "\n" in self.text[stop:start]:
                 return self.text[stop:start]
+
         return " "
 
 
@@ -142,6 +146,7 @@ def command_text(words: Sequence[str]) -> str:
         if word.startswith("--"):
             lines.append([])
         lines[-1].append(shlex.quote(word))
+
     return " \\\n    ".join(" ".join(line) for line in lines) + "\n"
 
 
@@ -154,11 +159,13 @@ def _commands(text: str) -> list[list[_Word]]:
         if part is None:  # a quote that is not closed
             at += 1
             continue
+
         at = part.end()
         if part["end"]:
             commands.append([])
         elif part["word"]:
             commands[-1].append(_Word(part.start(), part.end(), part["word"]))
+
     return [words for words in commands if words]
 
 
@@ -185,6 +192,7 @@ def _command(
     while at < len(values) and program is None:
         program = _program(values[at - 1] if at > before else "", values[at], programs)
         at += 1
+
     if program is None:
         return None
 
@@ -203,6 +211,7 @@ def _command(
     if not own and at < len(values):
         message = f"the options of {' '.join(program)} are in {values[at]}."
         raise InputError(message, "Tune that file.")
+
     return CommandLine(text, program, keys | flat(own), places, words[-1].stop)
 
 
@@ -215,6 +224,7 @@ def _program(before: str, word: str, programs: Sequence[tuple[str, str]]) -> tup
         is_module = word == f"{tool}.cli.{does}"
         if is_command or is_script or is_module:
             return tool, does
+
     return None
 
 
@@ -257,6 +267,7 @@ def _filled(written: str, variables: Mapping[str, str]) -> str:
             if sign == "/" and not int(number):
                 return match[0]
             result = _SIGNS[sign or "+"](result, int(number))
+
         return str(result) if terms else match[0]
 
     if written.startswith("'"):
@@ -279,11 +290,13 @@ def _typed(word: str) -> Any:
             return kind(word)
         except ValueError:
             continue
+
     if word[:1] in ("{", "["):
         try:
             return json.loads(word)
         except ValueError:
             return word
+
     return word
 
 

@@ -69,12 +69,14 @@ def read_zero(value: Any, folder: Path) -> Zero:
         with contextlib.suppress(OSError):  # of what can be no path
             if path.suffix == ".json" and path.is_file():
                 return _of_settings(_settings_in(path), f"deepspeed: {path.name}")
+
     found = _of_name(value)
     if found is None:
         raise InputError(
             f"deepspeed: {shown(value)} is not beside the file, and no published name of settings.",
             "Put the JSON file where the path says.",
         )
+
     return found
 
 
@@ -91,6 +93,7 @@ def division_by(zero: Zero) -> Division:
                 "ZeRO-1 is predicted as DDP, where each device holds the optimizer's whole state: "
                 "it needs less memory than predicted."
             )
+
         return Division({"data_parallel": "ddp"}, holds=holds, widens=True, notes=(note,))
 
     likeness = "FSDP"
@@ -105,11 +108,13 @@ def division_by(zero: Zero) -> Division:
     elif differs:
         less = "it is predicted without offloading, and needs less memory than that"
         notes.append(f"Of ZeRO-3 the weights alone are offloaded: {less}.")
+
     knobs: dict[str, Value] = {
         "data_parallel": "fsdp",
         "reshard_after_forward": zero.stage == 3,
         "fsdp_offload": "cpu" if zero.offloads_optimizer else "none",
     }
+
     return Division(knobs, holds=holds, widens=True, notes=tuple(notes))
 
 
@@ -118,6 +123,7 @@ def _settings_in(path: Path) -> Mapping[str, Any]:
         found = json.loads(read_text(path, most=_MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"deepspeed: {path} cannot be read as JSON.", "Correct it.") from error
+
     if not isinstance(found, dict):
         raise InputError(f"deepspeed: {path} holds no settings by name.", "Correct it.")
     return found
@@ -129,6 +135,7 @@ def _of_settings(settings: Mapping[str, Any], name: str) -> Zero:
     if not isinstance(zero, Mapping):
         message = f"{name}: zero_optimization must hold values by name, not {shown(zero)}."
         raise InputError(message, "Correct it.")
+
     stage = zero.get("stage", 0)
     if not isinstance(stage, int) or isinstance(stage, bool) or stage not in range(4):
         raise InputError(
@@ -143,7 +150,9 @@ def _of_settings(settings: Mapping[str, Any], name: str) -> Zero:
             raise InputError(
                 f"{name}: offloading to {shown(device)} is not predicted.", "Offload to the CPU."
             )
+
         offloads.append(device == "cpu")
+
     return Zero(
         stage,
         offloads_optimizer=offloads[0] or zero.get("cpu_offload") is True,
@@ -173,6 +182,7 @@ def _of_name(value: str) -> Zero | None:
     parts = [word for word in words if word in ("params", "optimizer", "all")]
     if any(word not in (*_NO_MATTER, *_OFFLOADS, *parts) for word in words):
         return None
+
     return Zero(
         stage,
         offloads_optimizer=(offloads and "params" not in parts)

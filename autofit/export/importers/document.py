@@ -34,6 +34,7 @@ class Document:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             kind = type(value).__name__
             raise InputError(f"{name} should hold a mapping of names to values, not {kind}.")
+
         return cls(text, flat(value))
 
     @property
@@ -87,6 +88,7 @@ class _Places:
         if root.flow_style and root.value:
             found.mappings[""] = _begin(text, root)
         found._visit(text, root, "")
+
         return found
 
     def _visit(self, text: str, mapping: Any, prefix: str) -> None:
@@ -107,6 +109,7 @@ def _begin(text: str, mapping: Any) -> tuple[int, str]:
     is_alone = not text[first.index - first.column : first.index].strip()
     between = "\n" + " " * first.column if is_alone else " "
     comma = "," if mapping.flow_style else ""
+
     return first.index, comma + between
 
 
@@ -119,6 +122,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             found |= flat(value, f"{path}.")
         else:
             found[path] = value
+
     return found
 
 

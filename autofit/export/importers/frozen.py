@@ -42,6 +42,7 @@ class Weights:
         for key in ("num_hidden_layers", "num_layers", "n_layer"):
             if isinstance(text.get(key), int):
                 return int(text[key])
+
         return 0
 
     def matching(self, matches: Callable[[str], object]) -> set[str]:
@@ -49,12 +50,14 @@ class Weights:
         found = {name for name in self.sizes if matches(name)}
         if found:
             return found
+
         return {name for name in self.sizes if any(map(matches, self._older(name)))}
 
     def _older(self, name: str) -> Iterator[str]:
         if self.kind in _OLDER:
             new, old = _OLDER[self.kind]
             yield name.replace(new, old)
+
         is_part = "text_config" in self._config and not name.startswith(_READER)
         if is_part and name.startswith("model."):
             yield _READER + name.removeprefix("model.")
@@ -109,6 +112,7 @@ def first_weights(weights: Weights, share: float) -> set[str]:
         if total > most:
             break
         found.add(name)
+
     return found
 
 
@@ -117,4 +121,5 @@ def beginning_with(weights: Weights, prefixes: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for prefix in prefixes:
         found |= {name for name in weights.sizes if name.startswith(prefix)}
+
     return found

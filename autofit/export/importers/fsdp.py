@@ -34,7 +34,13 @@ _RESHARDS = {
 FIRST = "FSDP 1 is predicted as FSDP 2, which needs some percent less memory."
 
 
-def read_fsdp(keys: Keys, folder: Path, version: int, *, by_config: bool) -> Division | None:
+def read_fsdp(
+    keys: Keys,
+    folder: Path,
+    version: int,
+    *,
+    by_config: bool,
+) -> Division | None:
     """How a file divides weights by FSDP; None where it does not.
 
     Args:
@@ -91,6 +97,7 @@ def read_fsdp(keys: Keys, folder: Path, version: int, *, by_config: bool) -> Div
         # all blocks or none; no other key of checkpointing counts
         only: dict[str, tuple[Value, ...]] = {"activation_checkpointing": ("full", "none")}
         division = replace(division, only=only, holds=("activation_offload",))
+
     return division if is_second else division.noted(FIRST)
 
 
@@ -106,6 +113,7 @@ def key_of_fsdp(keys: Keys, key: str) -> str | None:
         for written in (f"{CONFIG}.{name}", f"{CONFIG}.fsdp_{name}"):
             if written in keys:
                 return written
+
     return None
 
 
@@ -113,6 +121,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     """FSDP is one argument of Trainer; DDP is what it does with several processes."""
     keys = {"fsdp": True} if several_devices.is_fsdp(request) else {}
     share = several_devices.by_accelerate(request, keys)
+
     return replace(share, as_measured=True)
 
 
@@ -131,8 +140,10 @@ def _of_file(path: Path) -> Keys:
         found = json.loads(read_text(path, most=_MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{CONFIG}: {path} cannot be read as JSON.", "Correct it.") from error
+
     if not isinstance(found, dict):
         raise InputError(f"{CONFIG}: {path} holds no values by name.", "Correct it.")
+
     return flat({CONFIG: found})
 
 
@@ -155,6 +166,7 @@ def _by_words(words: list[Any]) -> tuple[bool | None, bool]:
         elif word not in ("auto_wrap", "no_shard"):
             remedy = "It takes full_shard, shard_grad_op, offload and auto_wrap."
             raise InputError(f"fsdp: {shown(word)} is not known.", remedy)
+
     return reshards, offloads
 
 
@@ -166,6 +178,7 @@ def _reshards(value: Any) -> bool:
     if name not in _RESHARDS:
         remedy = "Write true, false, FULL_SHARD or SHARD_GRAD_OP."
         raise InputError(f"reshard_after_forward: {shown(value)} is not known.", remedy)
+
     return _RESHARDS[name]
 
 
@@ -178,4 +191,5 @@ def checkpoints(keys: Keys) -> str | None:
     for name in (f"{CONFIG}.activation_checkpointing", f"{CONFIG}.fsdp_activation_checkpointing"):
         if _is_true(keys.get(name)):
             return name
+
     return None

@@ -112,6 +112,7 @@ class Importer:
             value = _below(keys, key_of_file)
         if value is None:
             value = self.defaults.get(key)
+
         return self.meaning(key, value)
 
     def has(self, keys: Keys, key: str) -> bool:
@@ -127,6 +128,7 @@ class Importer:
         uses_older = any(
             older in keys or _below(keys, older) is not None for older in self.older.values()
         )
+
         return self.older.get(key, key) if uses_older else key
 
     def adapted(self, keys: Keys) -> Value:
@@ -138,6 +140,7 @@ class Importer:
             found = [name.strip() for name in found.split(",")]
         if isinstance(found, list) and found:
             return "+".join(str(name) for name in found)
+
         return "all-linear"
 
     def loss_options(self, keys: Keys, task: Task) -> dict[str, Any]:
@@ -149,9 +152,11 @@ class Importer:
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     found[option] = value
                 continue
+
             for value, its_keys in said.items():
                 if all(keys.get(key) == wanted for key, wanted in its_keys.items()):
                     found[option] = value
+
         return found
 
     def sample_tokens(self, keys: Keys) -> int:
@@ -166,6 +171,7 @@ class Importer:
             raise InputError("the file says no length of samples.", "Give it: --seq-len TOKENS.")
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise InputError(f"{key} must be a whole number, not {shown(found)}.", "Correct it.")
+
         return found
 
 
@@ -201,14 +207,19 @@ def config_of(
             value = _nearest(importer, keys, source, knob, choices[knob])
         else:
             value = _number(importer, keys, source, knob)
+
         source = with_knob(source, knob, value)
+
     if division.widens:
         source = _widened(importer, source, choices)
+
     return source.config.replace(**division.knobs)
 
 
 def _widened(
-    importer: Importer, source: ExportSource, choices: Mapping[str, Sequence[Value]]
+    importer: Importer,
+    source: ExportSource,
+    choices: Mapping[str, Sequence[Value]],
 ) -> ExportSource:
     """The same with weights in float32 where the file asks for autocast: FSDP and DeepSpeed widen
     those that are trained, which a tool may leave in 16 bits on one device."""
@@ -218,6 +229,7 @@ def _widened(
     if wide not in choices.get(knob, ()):
         return source
     written = [_share(importer, source, knob, value).keys for value in (narrow, wide)]
+
     return with_knob(source, knob, wide) if written[0] == written[1] else source
 
 
@@ -242,15 +254,22 @@ def changes(
             if _EVALUATED.search(key):
                 continue
             found[importer.name_of(keys, key)] = value
+
     return found
 
 
-def can_become(importer: Importer, source: ExportSource, knob: str, value: Value) -> bool:
+def can_become(
+    importer: Importer,
+    source: ExportSource,
+    knob: str,
+    value: Value,
+) -> bool:
     """Whether the file has all keys for another value of a knob, and the tool does what it says."""
     try:
         changed = write(importer.tool, with_knob(source, knob, value))
     except InputError:  # what the tool cannot do on this device
         return False
+
     if any(departure.knob == knob for departure in changed.departures):
         return False
 
@@ -265,15 +284,25 @@ def with_knob(source: ExportSource, knob: str, value: Value) -> ExportSource:
     return replace(source, config=source.config.replace(**{knob: value}))
 
 
-def _share(importer: Importer, source: ExportSource, knob: str, value: Value) -> ToolKeys:
+def _share(
+    importer: Importer,
+    source: ExportSource,
+    knob: str,
+    value: Value,
+) -> ToolKeys:
     """What the exporter writes for a value of a knob."""
     tool = importer.tool
     changed = with_knob(source, knob, value)
+
     return tool.knobs[knob](Request(changed, tool.versions[-1], tool.title, tool.splits))
 
 
 def _nearest(
-    importer: Importer, keys: Keys, source: ExportSource, knob: str, values: Sequence[Value]
+    importer: Importer,
+    keys: Keys,
+    source: ExportSource,
+    knob: str,
+    values: Sequence[Value],
 ) -> Value:
     """The value whose keys differ from the file's in the fewest, of those that tell values apart;
     of several, the one whose keys the file has most of, and that the tool trains exactly."""
@@ -281,6 +310,7 @@ def _nearest(
     for value in values:
         with contextlib.suppress(InputError):  # what the tool cannot do on this device
             shares[value] = _share(importer, source, knob, value)
+
     written = {value: share.keys for value, share in shares.items()}
     telling = set()
     for one in written.values():
@@ -294,6 +324,7 @@ def _nearest(
         in_file = [key for key in same if importer.has(keys, key)]
         # what the file switches on, and this value does not write
         others = [key for key in telling - own if importer.says(keys, key) is True]
+
         return len(own) - len(same) + len(others) / 2, -len(in_file), bool(shares[value].deviations)
 
     best = min(shares, key=distance)
@@ -304,10 +335,16 @@ def _nearest(
         if isinstance(asked, str) and not is_known:
             remedy = "Tune a file without it, or with another value."
             raise InputError(f"{key}: {shown(asked)} is nothing that autofit knows.", remedy)
+
     return best
 
 
-def _number(importer: Importer, keys: Keys, source: ExportSource, knob: str) -> Value:
+def _number(
+    importer: Importer,
+    keys: Keys,
+    source: ExportSource,
+    knob: str,
+) -> Value:
     """The number of a knob, by the key that follows it; off where the file has none."""
     off = source.off.get(knob)
     if off is not None and _is_off(importer, keys, source, knob, off):
@@ -323,17 +360,26 @@ def _number(importer: Importer, keys: Keys, source: ExportSource, knob: str) -> 
             return off
         if not isinstance(found, int | float) or isinstance(found, bool):
             raise InputError(f"{key} must be a number, not {shown(found)}.", "Correct it.")
+
         return found
+
     return off
 
 
-def _is_off(importer: Importer, keys: Keys, source: ExportSource, knob: str, off: Value) -> bool:
+def _is_off(
+    importer: Importer,
+    keys: Keys,
+    source: ExportSource,
+    knob: str,
+    off: Value,
+) -> bool:
     """Whether a file says what is written where a knob is off, and not what is where it is on."""
     without = _share(importer, source, knob, off).keys
     beside = _share(importer, source, knob, 2).keys
     for key, value in without.items():
         if key in beside and beside[key] != value and _same(importer.says(keys, key), value):
             return True
+
     return False
 
 
@@ -351,4 +397,5 @@ def _same(one: Any, other: Any) -> bool:
     if one in _OFF and other in _OFF:
         return True
     are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
+
     return float(one) == float(other) if are_numbers else bool(one == other)

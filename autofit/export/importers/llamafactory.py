@@ -70,7 +70,11 @@ _PARTS_OF = {
 }
 _KINDS = ("lora", "full", "freeze", None)
 _REWARDS = "rm"  # its stage: pairs of answers, scored by a value head
-_STAGES = {None: CAUSAL_LM.name, "sft": CAUSAL_LM.name, "pt": CAUSAL_LM.name}
+_STAGES = {
+    None: CAUSAL_LM.name,
+    "sft": CAUSAL_LM.name,
+    "pt": CAUSAL_LM.name,
+}
 
 # What is learnt of answers about images, too.
 _ABOUT_IMAGES = tuple(
@@ -96,6 +100,7 @@ def _task(keys: Keys) -> str:
     for task in TASKS.values():
         if task.tools.get(TOOL.name, {}).items() >= wanted.items():
             return task.name
+
     return CAUSAL_LM.name
 
 
@@ -105,20 +110,24 @@ def _refuse(keys: Keys) -> str | None:
     for name, why in _REFUSED.items():
         if keys.get(name):
             return f"{name}: {why}."
+
     has_adapters = keys.get("finetuning_type") not in ("full", "freeze")
     for name, usual in _FROZEN.items():
         if has_adapters and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
+
     if _has_images(keys) and _task(keys) not in (
         IMAGE_TEXT_TO_TEXT.name,
         REWARD.name,
         *_ABOUT_IMAGES,
     ):
         return f"stage: {keys['stage']} is not tuned with images."
+
     if keys.get("finetuning_type") not in _KINDS:
         return f"finetuning_type: {keys['finetuning_type']} is not known."
     if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
         return f"stage: {keys['stage']} is not tuned."
+
     return None
 
 
@@ -133,6 +142,7 @@ def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
     if _is_expanded(keys) and is_whole(config.get("num_hidden_layers"), 1):
         blocks = config["num_hidden_layers"] + _number_of_trained(keys)
         fields["options"] = {"num_hidden_layers": blocks}
+
     return fields
 
 
@@ -141,6 +151,7 @@ def _is_expanded(keys: Keys) -> bool:
     LLaMA-Pro adds before the training."""
     name = str(keys.get("model_name_or_path"))
     is_pro = bool(keys.get("use_llama_pro")) and name.rstrip("/").lower().endswith("-pro")
+
     return is_pro and not Path(name).expanduser().is_dir()
 
 
@@ -158,6 +169,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if not workers:
         return division
     note = "the workers of Ray are taken to be on one machine."
+
     return with_devices(division, workers).noted(note)
 
 
@@ -171,6 +183,7 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     for part, (key, usual) in zip(parts or (), _FROZEN.items(), strict=False):
         if keys.get(key, usual):
             names = {name for name in names if not any(word in name for word in part)}
+
     return Trained(names)
 
 
@@ -181,11 +194,13 @@ def _of_some_blocks(keys: Keys, weights: Weights) -> set[str]:
     for block in _trained_blocks(keys, weights.blocks):
         for module in modules:
             wanted.append(f".{block}." if module == "all" else f".{block}.{module}")
+
     found = {name for name in weights.sizes if any(part in name for part in wanted)}
     if not found:
         raise InputError(
             f"freeze_trainable_modules: no weight is in {', '.join(modules)}.", "Correct it."
         )
+
     return found
 
 
@@ -200,9 +215,12 @@ def _trained_blocks(keys: Keys, blocks: int) -> Sequence[int]:
         if blocks % number:
             message = f"the {blocks} layers are no {shown(number)} groups of as many each."
             raise InputError(message, "Correct freeze_trainable_layers, or give another --model.")
+
         return range(blocks // number - 1, blocks, blocks // number)
+
     if number < 0:
         return range(min(-number, blocks))
+
     return range(max(0, blocks - number), blocks)
 
 
@@ -213,6 +231,7 @@ def _number_of_trained(keys: Keys) -> int:
     if not is_number or not number or (number < 0 and keys.get("use_llama_pro")):
         message = f"freeze_trainable_layers must be a positive whole number, not {shown(number)}."
         raise InputError(message, "Correct it.")
+
     return int(number)
 
 
@@ -237,6 +256,7 @@ def _read(keys: Keys, _: Division) -> Keys:
         read["infer_dtype"] = "auto"
     if keys.get("finetuning_type") == "freeze":
         read["finetuning_type"] = "full"
+
     return read
 
 

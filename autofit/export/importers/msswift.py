@@ -116,6 +116,7 @@ def _task(keys: Keys) -> str:
     for task in TASKS.values():
         if wanted and task.tools.get(TOOL.name, {}).items() >= wanted.items():
             return task.name
+
     return CAUSAL_LM.name
 
 
@@ -132,6 +133,7 @@ def _refuse(keys: Keys) -> str | None:
     for name, usual in _FROZEN.items():
         if tuner != "full" and keys.get(name, usual) != usual:
             return f"{name}: adapters beside other parts than what reads texts are not known."
+
     if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
         return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
     if keys.get("tuner_backend", "peft") != "peft":
@@ -140,10 +142,12 @@ def _refuse(keys: Keys) -> str | None:
     for name in _OF_TASKS:
         if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
             return f"{name}: {keys[name]} is not tuned."
+
     if _task(keys) == EMBED.name and keys.get("loss_type") not in _EMBEDDED_BY:
         return f"loss_type: {keys['loss_type']} is not known."
     if _task(keys) in _RANKERS and keys.get("loss_type") not in _RANKED_BY:
         return f"loss_type: {keys['loss_type']} is not known."
+
     return None
 
 
@@ -165,6 +169,7 @@ def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
     kind = keys.get("problem_type")
     if task.classifies and kind in _PROBLEMS:
         options["problem_type"] = kind
+
     return {**fields, "options": options} if options else fields
 
 
@@ -181,6 +186,7 @@ def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
             f"llamapro_num_new_blocks: {blocks} layers are no {groups} groups of as many each."
         )
         raise InputError(message, "Correct it.")
+
     options: dict[str, Any] = {"num_hidden_layers": blocks + groups}
     kinds = config.get("layer_types")
     if kinds:
@@ -189,6 +195,7 @@ def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
         for start in range(0, blocks, each):
             group = kinds[start : start + each]
             options["layer_types"] += [*group, group[-1]]
+
     return options
 
 
@@ -200,6 +207,7 @@ def _groups(keys: Keys) -> int:
     if not is_whole(added, 1) or groups != added:
         message = f"{key} must be a whole number and that of the groups, not {shown(added)}."
         raise InputError(message, "Correct it.")
+
     return int(added)
 
 
@@ -216,8 +224,11 @@ def _passages(keys: Keys) -> int:
         if not is_whole(number, 0 if usual > 1 else 1):
             message = f"{name} must be a whole number, not {shown(number)}."
             raise InputError(message, "Correct it.")
+
         numbers.append(number)
+
     positive, negative = numbers
+
     return positive * (1 + negative)
 
 
@@ -226,6 +237,7 @@ def _notes(keys: Keys) -> tuple[str, ...]:
     if _task(keys) in _RANKERS:
         passages = _passages(keys)
         notes.append(f"each sample is taken to be a query with {passages} passages, a text each.")
+
     classes = keys.get("num_labels")
     if classes is not None and not is_whole(classes, 1):
         notes.append(f"num_labels says no number: two classes stand for {shown(classes)}.")
@@ -234,11 +246,13 @@ def _notes(keys: Keys) -> tuple[str, ...]:
             "the model that makes tokens of images is on the device, too, with 1.1 GB on top of what "
             "is predicted."
         )
+
     if keys.get("init_weights") == "lora-ga":
         notes.append(
             "adapters that begin with gradients are trained as others are: what finding these takes "
             "before training is not predicted."
         )
+
     return tuple(notes)
 
 
@@ -249,7 +263,9 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
         each = weights.blocks // _groups(keys)
         added = tuple(f".{block}." for block in range(each - 1, weights.blocks, each))
         found = {name for name in names if any(block in name for block in added)}
+
         return Trained(found, _checkpoints(keys), BY_CHECKPOINTING)
+
     is_seeing = any(name.startswith((*_TOWERS, *_ALIGNERS)) for name in names)
     frozen_prefixes = list_of_words("freeze_parameters", keys.get("freeze_parameters"))
     freed_prefixes = list_of_words("trainable_parameters", keys.get("trainable_parameters"))
@@ -258,6 +274,7 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
         for key, part in parts.items():
             if keys.get(key, _FROZEN[key]):
                 frozen_prefixes += part
+
         if not keys.get("freeze_aligner", True):
             freed_prefixes += _ALIGNERS
 
@@ -284,6 +301,7 @@ def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
         message = f"freeze_parameters_ratio must be from 0 to 1, not {shown(share)}."
         raise InputError(message, "Correct it.")
+
     return first_weights(weights, share)
 
 
@@ -303,12 +321,14 @@ def _divide(keys: Keys, folder: Path) -> Division:
         knobs = {**division.knobs, "activation_checkpointing": "full"}
         holds = (*division.holds, "activation_checkpointing")
         division = replace(division, knobs=knobs, holds=holds)
+
     machines = next((keys[name] for name in _MACHINES if keys.get(name)), 1)
     nodes = machines if is_whole(machines, 1) else None
     processes = next((keys[name] for name in _PROCESSES if keys.get(name)), None)
     of_all = keys.get(_OF_ALL)
     if nodes is not None and is_whole(of_all, nodes):
         processes = of_all // nodes
+
     return with_devices(replace(division, nodes=nodes), processes)
 
 
@@ -337,6 +357,7 @@ def _read(keys: Keys, division: Division) -> Keys:
         read["torch_dtype"] = "float32"  # of what is trained; the rest is under autocast
     elif dtype in _HALF and (is_narrow or not has_adapters):
         read |= {"bf16": False, "fp16": False}
+
     return read
 
 
@@ -356,6 +377,7 @@ def _keeps(keys: Keys) -> tuple[str, ...]:
         kept = ("attn_impl",)
     if _task(keys) == EMBED.name:
         kept += ("per_device_train_batch_size",)
+
     return kept
 
 

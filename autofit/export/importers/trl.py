@@ -63,6 +63,7 @@ def _task(keys: Keys) -> str:
     for task in TASKS.values():
         if task.stages.get(TOOL.name) == command:
             return task.name
+
     return CAUSAL_LM.name
 
 
@@ -70,6 +71,7 @@ def _refuse(keys: Keys) -> str | None:
     for name, why in _REFUSED.items():
         if keys.get(name):
             return f"{name}: {why}."
+
     return None
 
 
@@ -83,9 +85,11 @@ def _divide(keys: Keys, folder: Path) -> Division:
         division = read_launcher(beside if beside.exists() else Path(str(launcher)))
     else:
         division = divided_by_trainer(keys, folder)
+
     is_floating = "float" in str(keys.get("bnb_4bit_quant_storage"))
     if division.knobs.get("data_parallel") == "fsdp" and keys.get("load_in_4bit"):
         division = division if is_floating else division.noted(_WHOLE)
+
     return with_devices(division, keys.get("num_processes"))
 
 
@@ -96,6 +100,7 @@ def _meaning(key: str, value: Any) -> Any:
         return "flash_attention_2"
     if key == "activation_checkpointing_kwargs" and isinstance(value, dict):
         return {**value, "use_reentrant": False}
+
     return value
 
 

@@ -24,6 +24,7 @@ def attention(case: Case) -> Fragments | None:
         return Fragments(
             packages=("flash-attn",), adapt=(set_to.format("flash_attention_2", value),)
         )
+
     return Fragments(  # around the backward too: a checkpointed block must take the same path when it is recomputed
         imports=(import_from("torch.nn.attention", "SDPBackend", "sdpa_kernel"),),
         around_step=("sdpa_kernel(SDPBackend.FLASH_ATTENTION)  # attention: flash",),
@@ -52,17 +53,20 @@ def activation_checkpointing(case: Case) -> Fragments | None:
         )
         start = (f"{comment} of what the compiler would keep", setting)
         compiles = case.config.compile != "none"
+
         return (
             Fragments(imports=("import torch._functorch.config",), start=start)
             if compiles
             else None
         )
+
     if value == "full":
         return Fragments(adapt=(f"{_enable(case)}  {comment}",))
     if value == "alternate":
         others = (_LISTED, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
         words = f"{comment}, every second block keeps only its input"
         return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
+
     some = SomeBlocks.of(value)
     if some and some.rest == "none":
         words = f"{comment}, of which these keep only their input"
@@ -72,6 +76,7 @@ def activation_checkpointing(case: Case) -> Fragments | None:
             "    block.gradient_checkpointing = False",
         )
         return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
+
     if some is None and value != "selective":
         return None
 
@@ -84,7 +89,9 @@ def activation_checkpointing(case: Case) -> Fragments | None:
             f"for block in blocks[:{some.number}]:  {comment}",
             "    block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)",
         )
+
     keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
+
     return Fragments(
         standard=("from functools import partial",),
         imports=(
@@ -104,6 +111,7 @@ def _enable(case: Case, given: str = "") -> str:
     ]
     older = version and version < [5, 23]
     method = "gradient_checkpointing_enable" if older else "activation_checkpointing_enable"
+
     return f"model.{method}({given})"
 
 
@@ -120,6 +128,7 @@ def compiled(case: Case) -> Fragments | None:
         return None
     listed = lists_blocks(case.config)
     mode = "" if value == "default" else f', mode="{value}"'
+
     return Fragments(
         imports=() if listed else (BLOCK_CLASS,),
         adapt=(

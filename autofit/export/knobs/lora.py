@@ -29,6 +29,7 @@ def lora(case: Case) -> Fragments | None:
         names = tuple(str(targets).split("+"))
         if case.has_experts or {"attention", "all-linear", "head"} & set(names):
             return None
+
     if has_new_head and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
 
@@ -39,6 +40,7 @@ def lora(case: Case) -> Fragments | None:
     if by_name and case.model_config["model_type"] in TRANSPOSED:
         imports += _TRANSPOSED_IMPORTS
         kinds = "(Linear, Conv1D)"
+
     linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
 
     among = "linear"
@@ -50,6 +52,7 @@ def lora(case: Case) -> Fragments | None:
         arguments += ", modules_to_save=heads"
         whole = "; the head is new, trained whole"
         lines += [_HEADS]
+
     attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
 
     if names:
@@ -86,6 +89,7 @@ def lora(case: Case) -> Fragments | None:
             "else:  # adapters say nothing without the random weights below them",
             "    model.merge_and_unload().save_pretrained(args.output)",
         )
+
     return Fragments(
         imports=imports,
         constants=(f"LORA = {{{numbers}}}",),
@@ -105,4 +109,5 @@ def lora_plus(case: Case) -> Fragments | None:
     others = case.has_new_head or case.config.lora_dora or case.config.optimizer_in_backward
     if others or case.shards:
         return None
+
     return Fragments(faster=f"{case.config.lora_plus}  # lora_plus")

@@ -45,6 +45,7 @@ def loss(case: Case) -> Fragments | None:
         return _chunked(case)
     if case.config.loss == "fused":
         return _fused(case)
+
     return None
 
 
@@ -81,6 +82,7 @@ def _chunked(case: Case) -> Fragments:
     else:
         used = "cross_entropy, linear, pad"
         functions = _of_a_trained_weight(case)
+
     return Fragments(
         imports=(f"from torch.nn.functional import {used}",),
         constants=(f"CHUNK_TOKENS = {chunk}  # loss: chunked; whose logits exist at once",),
@@ -97,6 +99,7 @@ def _beside_adapters(case: Case) -> tuple[str, ...]:
     kind = "any" if case.adapts_head else "frozen"
     lines = _chunk_loss(case, "head(rows.requires_grad_())")
     total = fill(template(f"chunked_{kind}"), {"loss": lines})
+
     return (_causal_loss(case, total, stands_in=True),)
 
 
@@ -108,6 +111,7 @@ def _of_a_trained_weight(case: Case) -> tuple[str, ...]:
         add = "for_weight += slope.t() @ rows"
     total = "total = ChunkedLoss.apply(hidden, labels, model.get_output_embeddings().weight)"
     function = fill(template("chunked_trained"), {"loss": _chunk_loss(case), "add": add})
+
     return function, _causal_loss(case, total)
 
 
@@ -143,6 +147,7 @@ def _fused(case: Case) -> Fragments | None:
         arguments += [f"softcap={cap}"]
     function = "liger_fused_linear_cross_entropy"
     total = call(f"total = {function}", arguments, indent=4)
+
     return Fragments(
         imports=(
             import_from("liger_kernel.transformers.functional", function),

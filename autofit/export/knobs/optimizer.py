@@ -58,12 +58,20 @@ def optimizer(case: Case) -> Fragments | None:
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
         return Fragments(
-            imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS
+            imports=imports,
+            optimizer=made,
+            comment=f"optimizer: {value}",
+            stepped_parts=_PARTS,
         )
+
     means = " (AdamW's lr)" if value == "adafactor" else ""
     functions = (template(_CLASSES[value]),) if value in _CLASSES else ()
+
     return Fragments(
-        imports=imports, functions=functions, optimizer=made, comment=f"optimizer: {value}{means}"
+        imports=imports,
+        functions=functions,
+        optimizer=made,
+        comment=f"optimizer: {value}{means}",
     )
 
 

@@ -23,6 +23,7 @@ def data_parallel(case: Case) -> Fragments | None:
     if case.device == "cuda":
         backend = "nccl"
         devices = ('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',)
+
     start = (
         'if int(os.environ.get("WORLD_SIZE", 1)) != DEVICES:',
         '    raise SystemExit(f"start {DEVICES} processes with torchrun, as above")',
@@ -58,6 +59,7 @@ def _named(case: Case) -> str:
     named = f"data_parallel: {case.config.data_parallel}"
     if case.layout.replicate > 1:
         named += f", data_parallel_replicate: {case.layout.replicate}"
+
     return named
 
 
@@ -83,6 +85,7 @@ def _replicated(case: Case) -> Fragments:
         standard=("from contextlib import nullcontext",),
         around_step=("model.no_sync() if part[-1] < own[-1] else nullcontext()",),
     )
+
     return whole.joined(deferred)
 
 
@@ -133,7 +136,9 @@ def _sharded(case: Case) -> Fragments | None:
     if case.lora:
         saved += ", save_embedding_layers=False"
         gathered += ", ignore_frozen_params=True"
+
     state_dict = "torch.distributed.checkpoint.state_dict"
+
     return Fragments(
         imports=(
             BLOCK_CLASS,
@@ -158,6 +163,7 @@ def _reshards(case: Case) -> str:
         return "False"
     if reshard is True:
         return "part is not model"
+
     return f"{reshard} if part is not model else False"
 
 
@@ -170,6 +176,7 @@ def _deferred(case: Case) -> tuple[str, ...]:
         what = "all_reduce"
     else:
         return ()
+
     return (f"model.set_requires_{what}(part[-1] == own[-1])",)
 
 
@@ -183,6 +190,7 @@ def _ends(case: Case) -> tuple[str, ...]:
     head = "model.get_output_embeddings()"
     if case.config.loss != "standard":
         return f"if {embedding}.weight is not {head}.weight:", f"    parts.append({embedding})"
+
     return (
         f"ends = [{embedding}, {head}]",
         "if ends[0].weight is not ends[1].weight:",

@@ -16,6 +16,7 @@ def trained_parts(case: Case) -> Fragments:
         "for name, parameter in model.named_parameters():",
         '    parameter.requires_grad_(f"{name}.".startswith(trained))',
     )
+
     return Fragments(constants=(f"TRAINED = (  # all else stays as it is\n{names})",), adapt=lines)
 
 
@@ -34,6 +35,7 @@ def rounding(case: Case) -> Fragments:
         imported.append("IntxFakeQuantizeConfig")
         given = 'dtype=torch.int8, granularity="per_token", is_symmetric=False'
         lines.append(f"inputs = IntxFakeQuantizeConfig({given})")
+
     lines.append(f"weight = Int4WeightFakeQuantizeConfig({weight})")
     rounding = f"quantize_(model, QATConfig({config})"
     if case.rounds.of_head:
@@ -42,6 +44,7 @@ def rounding(case: Case) -> Fragments:
         lines.append("head = model.get_output_embeddings()  # whose weight the loss reads as it is")
         rounds = "isinstance(layer, torch.nn.Linear) and layer is not head"
         lines.append(f"{rounding}, lambda layer, name: {rounds})")
+
     return Fragments(
         imports=(
             "from torchao.quantization import quantize_",
@@ -59,6 +62,7 @@ def gradients_of_inputs(case: Case) -> Fragments:
         return Fragments(adapt=("model.enable_input_require_grads()  # as it was measured",))
     if not case.parts or case.lora or case.config.activation_checkpointing == "none":
         return Fragments()
+
     return Fragments(
         adapt=(
             'if hasattr(model, "_require_grads_hook"):',

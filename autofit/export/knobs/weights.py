@@ -29,6 +29,7 @@ def precision(case: Case) -> Fragments | None:
         return _in_bfloat16(case).joined(_products_in_fp8(case))
     if value in ("bf16-mixed", "fp16-mixed"):
         return _under_autocast(case)
+
     return None
 
 
@@ -41,6 +42,7 @@ def _in_float32(case: Case) -> Fragments:
     elif case.device == "cuda" and case.task.medium == "images":
         switch = "torch.backends.cudnn.allow_tf32 = False"
         start = (f"{switch}  # precision: fp32, in convolutions too",)
+
     return Fragments(
         load_dtype="torch.float32",
         start=start,
@@ -81,6 +83,7 @@ def _under_autocast(case: Case) -> Fragments:
         # weights are.
         if case.has_new_head or case.config.quantization == "none":
             place = _cast(case, f"torch.float32 if parameter.requires_grad else torch.{low}")
+
     return Fragments(
         load_dtype=load_dtype,
         place=place,
@@ -98,16 +101,19 @@ def _cast(case: Case, dtype: str) -> tuple[str, ...]:
     if " if " in dtype:
         lines += [f"dtype = {dtype}"]
         dtype = "dtype"
+
     place = "" if case.shards else "DEVICE, "
     lines += [f"parameter.data = parameter.data.to({place}{dtype})"]
 
     if case.config.quantization != "none":
         inner = [f"    {line}" for line in lines]
         lines = ["if parameter.is_floating_point():", *inner]
+
     loop = f"for parameter in model.parameters():  # precision: {case.config.precision}"
     cast = (loop, *(f"    {line}" for line in lines))
     if case.task.medium == "images":
         cast += _STATISTICS
+
     return cast
 
 
@@ -121,6 +127,7 @@ def _products_in_fp8(case: Case) -> Fragments:
     # text always is.
     head = 'getattr(model, "score", getattr(model, "classifier", None))'
     adapt = fill(template("fp8"), {"head": head, "fill_up": _FILL_UP})
+
     return Fragments(
         standard=("from functools import partial",),
         imports=(convert, "from torchao.float8.float8_linear import Float8Linear"),
@@ -150,6 +157,7 @@ def quantization(case: Case) -> Fragments | None:
             'bnb_4bit_quant_type="nf4"',
             f"bnb_4bit_compute_dtype=torch.{compute}",
         ]
+
     if value == "nf4-dq":
         arguments += ["bnb_4bit_use_double_quant=True"]
     if case.has_new_head:
@@ -179,4 +187,5 @@ def head_only(case: Case) -> Fragments | None:
         f"    if isinstance(module, torch.nn.Linear) and {outside}:",
         "        module.requires_grad_(True)",
     )
+
     return Fragments(adapt=lines)

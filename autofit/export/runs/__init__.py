@@ -19,4 +19,5 @@ def run_of(tool: str) -> ToolRun:
     if tool not in RUNS:
         titles = ", ".join(run.tool.title for run in RUNS.values())
         raise InputError(f"how {tool} is run is not known.", f"It is of {titles}.")
+
     return RUNS[tool]

@@ -9,7 +9,12 @@ from autofit.export.tools.axolotl import TOOL
 
 def _keys(keys: Keys, stage: Stage) -> dict[str, Any]:
     rows = stage.write_rows("rows.jsonl", [{"text": text} for text in stage.texts])
-    dataset = {"path": str(rows), "ds_type": "json", "type": "completion", "field": "text"}
+    dataset = {
+        "path": str(rows),
+        "ds_type": "json",
+        "type": "completion",
+        "field": "text",
+    }
     return {
         "base_model": str(stage.weights),
         "datasets": [dataset],

@@ -17,6 +17,7 @@ def _keys(keys: Keys, stage: Stage) -> dict[str, Any]:
     path = stage.write_rows("samples.jsonl", rows)
     described = {_DATASET: {"file_name": str(path), "columns": columns}}
     (stage.folder / "dataset_info.json").write_text(json.dumps(described))
+
     return {
         **trainer_keys(stage),
         "model_name_or_path": str(stage.weights),

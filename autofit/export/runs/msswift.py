@@ -16,6 +16,7 @@ def _keys(keys: Keys, stage: Stage) -> dict[str, Any]:
     asked = [] if _does(keys) == "pt" else [{"role": "user", "content": "a"}]
     rows = [{"messages": [*asked, {"role": "assistant", "content": text}]} for text in stage.texts]
     path = stage.write_rows("rows.jsonl", rows)
+
     return {
         **trainer_keys(stage),
         "model": str(stage.weights),

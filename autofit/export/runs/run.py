@@ -41,6 +41,7 @@ class Stage:
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
         return path
 
 
@@ -83,6 +84,7 @@ class ToolRun:
             is_left_out = any(path == name or path.startswith(f"{name}.") for name in self.without)
             if not is_of_command and not is_left_out:
                 copy[path] = value
+
         copy.update(self.keys(keys, stage))
         (stage.folder / self.file).write_text(dump(nested(copy)))
 
@@ -95,6 +97,7 @@ class ToolRun:
         for path, value in keys.items():
             if path.startswith(ENVIRONMENT):
                 found[path.removeprefix(ENVIRONMENT)] = str(value)
+
         return found
 
 

@@ -54,8 +54,10 @@ class Watch:
         for name, number in numbers.items():
             if number is not None:
                 found[name] = str(number)
+
         if self.compiles and self.device == "cpu":
             found["WATCHED_COMPILES"] = "1"
+
         return found
 
 
@@ -94,7 +96,13 @@ def run_watched(
     """
     steps = folder / "steps"
     steps.mkdir()
-    environment = {**_WAITING, **os.environ, **_OFFLINE, **variables, **watch.variables(steps)}
+    environment = {
+        **_WAITING,
+        **os.environ,
+        **_OFFLINE,
+        **variables,
+        **watch.variables(steps),
+    }
     paths = [str(_WATCH), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment["HF_DATASETS_CACHE"] = str(folder / "datasets")
@@ -126,6 +134,7 @@ def run_watched(
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lacked = lacked or any("out_of_memory" in line for line in lines)
         ranks.append(tuple(line for line in lines if "out_of_memory" not in line))
+
     return Watched(
         code=code,
         ranks=tuple(rank for rank in ranks if rank),

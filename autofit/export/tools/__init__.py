@@ -38,4 +38,5 @@ def tool_named(name: str) -> Tool:
     for tool in all_tools():
         if tool.name == name:
             return tool
+
     raise unknown("tool", name, [tool.name for tool in all_tools()])

@@ -28,6 +28,7 @@ def _precision(request: Request) -> ToolKeys:
     value = request.config.precision
     instead = _INSTEAD.get(value, convolutions(request))
     keys = {"mixed_precision": _AUTOCAST.get(value, "no")}
+
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
 
@@ -38,6 +39,7 @@ def _compile(request: Request) -> ToolKeys:
         return ToolKeys({"dynamo_config.dynamo_backend": "NO"})
     keys = {"backend": "INDUCTOR", "mode": value, "use_regional_compilation": True}
     keys |= {"use_dynamic": False, "use_fullgraph": False}
+
     return ToolKeys({f"dynamo_config.dynamo_{key}": each for key, each in keys.items()})
 
 
@@ -57,7 +59,9 @@ TOOL = Tool(
     without="accelerate's config holds none; the script that it launches has to",
     knobs={
         **several_devices.accelerate(
-            off=_ONE, tensor=_BY_MODEL, context=several_devices.RING.format("accelerate")
+            off=_ONE,
+            tensor=_BY_MODEL,
+            context=several_devices.RING.format("accelerate"),
         ),
         "precision": _precision,
         "compile": _compile,

@@ -61,6 +61,7 @@ def _precision(request: Request) -> ToolKeys:
         instead = (
             "peft holds adapters beside quantised weights in float32, in more memory than measured"
         )
+
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
 
@@ -85,11 +86,13 @@ def _checkpointing(request: Request) -> ToolKeys:
     if not request.config.lora_rank:
         keys["selective_checkpointing"] = {"save": _SAVED}
         return ToolKeys(keys)
+
     keys["selective_checkpointing"] = {"save": ["attention"]}
     why = (
         "beside adapters axolotl keeps the outputs of attention alone, "
         "with less memory and more time than measured"
     )
+
     return request.keys(knob, keys, why)
 
 
@@ -101,7 +104,13 @@ def _rank(request: Request) -> ToolKeys:
     kind = "lora"
     if request.config.quantization in ("nf4", "nf4-dq"):
         kind = "qlora"
-    return ToolKeys({"adapter": kind, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
+    return ToolKeys(
+        {
+            "adapter": kind,
+            "lora_r": rank,
+            **dict.fromkeys(_LORA_KERNELS, False),
+        }
+    )
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -122,6 +131,7 @@ def _quantization(request: Request) -> ToolKeys:
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": value == "nf4-dq",
         }
+
     return ToolKeys(keys)
 
 
@@ -135,6 +145,7 @@ def _optimizer(request: Request) -> ToolKeys:
     for name in ("optim_args", "adam_beta2"):
         if name in trainer.arguments:
             keys[name] = trainer.arguments[name]
+
     return ToolKeys(keys, trainer.deviations)
 
 
@@ -144,6 +155,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     if kind == "ddp":
         ddp = {"ddp": True, "ddp_find_unused_parameters": True}
         return ToolKeys(ddp, as_measured=True)
+
     if kind != "fsdp":
         return ToolKeys(as_measured=True)
 
@@ -156,6 +168,7 @@ def _data_parallel(request: Request) -> ToolKeys:
         "fsdp_config.cpu_ram_efficient_loading": request.config.quantization == "none",
     }
     autocast = request.config.precision in ("fp8", "bf16") and not request.config.lora_rank
+
     return several_devices.by_accelerate(request, keys, autocast=autocast)
 
 
@@ -179,6 +192,7 @@ def _compile(request: Request) -> ToolKeys:
     }
     if value == "max-autotune-no-cudagraphs":
         keys["torch_compile_options"] = {"max_autotune_gemm": True, "triton.cudagraphs": False}
+
     return ToolKeys(keys, shared.keywords(request, "compile").deviations)
 
 
@@ -189,6 +203,7 @@ def _layers(request: Request) -> ToolKeys:
     if not offloads or has_adapters:
         return ToolKeys(keys)
     why = "axolotl offloads frozen layers only"
+
     return request.keys("parameter_offload", keys, why, may_not_fit=True)
 
 
@@ -202,11 +217,14 @@ def _plugins(request: Request) -> dict[str, Any]:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
         keys |= dict.fromkeys(_LIGER_KERNELS, has_kernels)
         keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": has_loss}
+
     if _is_cut(request):
         plugins.append("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
         keys["cut_cross_entropy"] = True
+
     if not plugins:
         return {}
+
     return {"plugins": plugins, **keys}
 
 
@@ -218,6 +236,7 @@ def _is_cut(request: Request) -> bool:
     if request.config.loss != "chunked" or request.source.device != "cuda":
         return False
     keys = _precision(request).keys
+
     return bool(keys["bf16"] or keys["fp16"])
 
 
@@ -238,6 +257,7 @@ def _loss(request: Request) -> ToolKeys:
             "axolotl holds the logits of all tokens; "
             "Liger's plugin with liger_fused_linear_cross_entropy never does"
         )
+
     return request.keys("loss", _plugins(request), why, may_not_fit=not is_cut)
 
 
@@ -257,6 +277,7 @@ def _data(source: ExportSource) -> dict[str, Any]:
         entry["type"] = {**fields, "format": "{instruction}", "no_input_format": "{instruction}"}
     else:
         entry |= {"type": "completion", "field": "text"}
+
     return {"datasets": [entry], "train_on_inputs": False}
 
 
@@ -284,7 +305,9 @@ TOOL = Tool(
     },
     knobs={
         **shared.trainer_arguments(
-            "gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"
+            "gradient_accumulation_steps",
+            "optimizer_offload",
+            "optimizer_in_backward",
         ),
         **several_devices.rows(
             _data_parallel,
@@ -292,7 +315,9 @@ TOOL = Tool(
             partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
             partial(several_devices.offload, path="fsdp_config.offload_params"),
             tensor=partial(
-                several_devices.split, knob="tensor_parallel", path="tensor_parallel_size"
+                several_devices.split,
+                knob="tensor_parallel",
+                path="tensor_parallel_size",
             ),
             context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
         ),
@@ -313,7 +338,9 @@ TOOL = Tool(
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
         **shared.kinds_of_adapter(
-            "peft_use_dora", "peft_use_rslora", lora_plus="loraplus_lr_ratio"
+            "peft_use_dora",
+            "peft_use_rslora",
+            lora_plus="loraplus_lr_ratio",
         ),
         "lora_targets": _targets,
         "quantization": _quantization,

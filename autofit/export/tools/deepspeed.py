@@ -41,6 +41,7 @@ def _stage(request: Request) -> int:
         return 3
     if request.config.optimizer_offload != "none":
         return 2
+
     return 1 if request.config.precision in ("bf16", "fp8") else 0
 
 
@@ -52,6 +53,7 @@ def _zero(request: Request) -> dict[str, Any]:
         return {_STAGE: stage}
     if stage == 1:
         return {_STAGE: stage, "zero_optimization.contiguous_gradients": False}
+
     return {_STAGE: stage, "zero_optimization.reduce_bucket_size": _BUCKET}
 
 
@@ -63,6 +65,7 @@ def _precision(request: Request) -> ToolKeys:
     if is_narrow and request.config.optimizer != "adamw-master":
         keys["bf16.bf16_master_weights_and_grads"] = True
         keys["bf16.bf16_optimizer_states"] = True
+
     keys["torch_autocast.enabled"] = value in _AUTOCAST
     if value in _AUTOCAST:
         keys["torch_autocast.dtype"] = _AUTOCAST[value]
@@ -73,8 +76,10 @@ def _precision(request: Request) -> ToolKeys:
         instead = f"DeepSpeed multiplies in float32 unless the script sets {switch}"
     elif is_narrow:
         instead = "DeepSpeed updates through ZeRO's buffers, which come on top of what was measured"
+
     if value == "fp8":
         instead = f"{instead} and multiplies in bfloat16, which is slower"
+
     return request.keys("precision", keys, instead, may_not_fit=is_narrow)
 
 
@@ -92,6 +97,7 @@ def _optimizer(request: Request) -> ToolKeys:
         keys["optimizer.params.torch_adam"] = value == "adamw-foreach"
     elif keys["optimizer.type"] == "Adafactor":
         keys["optimizer.params.eps"] = ADAFACTOR_EPS
+
     if value in _OPTIMIZERS:
         return ToolKeys(keys)
 
@@ -100,7 +106,12 @@ def _optimizer(request: Request) -> ToolKeys:
     return request.keys("optimizer", keys, why, may_not_fit=True)
 
 
-def _offload(request: Request, knob: str, section: str, instead: str | None = None) -> ToolKeys:
+def _offload(
+    request: Request,
+    knob: str,
+    section: str,
+    instead: str | None = None,
+) -> ToolKeys:
     """The keys of one section, which parts of FSDP on the host switch on as well."""
     with_fsdp = request.config.fsdp_offload == "cpu" and (
         section == "offload_optimizer" or _stage(request) == 3
@@ -110,7 +121,11 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
     if not own and not with_fsdp:
         return ToolKeys({f"{section}.device": "none"})
 
-    keys = {_STAGE: _stage(request), f"{section}.device": "cpu", f"{section}.pin_memory": True}
+    keys = {
+        _STAGE: _stage(request),
+        f"{section}.device": "cpu",
+        f"{section}.pin_memory": True,
+    }
     if not own:
         return ToolKeys(keys)
     return request.keys(knob, keys, instead)
@@ -131,7 +146,9 @@ def _data_parallel(request: Request) -> ToolKeys:
             "DeepSpeed frees gradients after each step, which DDP's buckets keep, "
             "in less memory than measured"
         )
+
     share = request.keys("data_parallel", {_STAGE: stage}, why, may_not_fit=kind == "fsdp")
+
     return replace(share, as_measured=True)
 
 
@@ -144,6 +161,7 @@ def _replicate(request: Request) -> ToolKeys:
         "ZeRO divides gradients and the optimizer's state over all devices, "
         "in less memory and with more traffic than measured"
     )
+
     return request.keys("data_parallel_replicate", _secondary(request, layout.shard), why)
 
 
@@ -153,6 +171,7 @@ def _reshard(request: Request) -> ToolKeys:
     keys = {_STAGE: _stage(request)}
     if type(value) is int:
         keys = _secondary(request, value)
+
     return ToolKeys(keys, as_measured=True)
 
 
@@ -169,6 +188,7 @@ def _parts(request: Request) -> ToolKeys:
     if request.config.fsdp_offload == "cpu" and _stage(request) == 2:
         why = "ZeRO 2 keeps whole weights on every device, and offloads the optimizer alone"
     share = request.keys("fsdp_offload", {}, why, may_not_fit=True)
+
     return replace(share, as_measured=True)
 
 
@@ -198,7 +218,9 @@ TOOL = Tool(
             _reshard,
             _parts,
             tensor=partial(
-                several_devices.split, knob="tensor_parallel", path="tensor_parallel.autotp_size"
+                several_devices.split,
+                knob="tensor_parallel",
+                path="tensor_parallel.autotp_size",
             ),
             context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
         ),
@@ -207,10 +229,15 @@ TOOL = Tool(
         **values(gradient_accumulation_steps="gradient_accumulation_steps"),
         "optimizer": _optimizer,
         "optimizer_offload": lambda request: _offload(
-            request, "optimizer_offload", "offload_optimizer"
+            request,
+            "optimizer_offload",
+            "offload_optimizer",
         ),
         "parameter_offload": lambda request: _offload(
-            request, "parameter_offload", "offload_param", _STREAMED
+            request,
+            "parameter_offload",
+            "offload_param",
+            _STREAMED,
         ),
     },
 )

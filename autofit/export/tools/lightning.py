@@ -27,7 +27,9 @@ def _precision(request: Request) -> ToolKeys:
             "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
         )
         return request.keys("precision", keys, why, may_not_fit=True)
+
     instead = _INSTEAD.get(value, shared.convolutions(request))
+
     return request.keys("precision", keys, instead)
 
 
@@ -37,6 +39,7 @@ def _accumulation(request: Request) -> ToolKeys:
     knob = "gradient_accumulation_steps"
     steps = request.config[knob]
     why = _GRADIENTS if steps == 1 else None
+
     return request.keys(knob, {"trainer.accumulate_grad_batches": steps}, why, may_not_fit=True)
 
 
@@ -62,6 +65,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     if kind == "fsdp":  # which it refuses on a CPU
         why = several_devices.ON_CPU.format("Lightning")
         return request.keys("data_parallel", keys, why, may_not_fit=True)
+
     return ToolKeys(keys, as_measured=True)
 
 
@@ -96,6 +100,7 @@ def _strategy(request: Request, knob: str) -> ToolKeys:
             "Lightning gives weights up between forward and backward, "
             "with less memory and more time than measured"
         )
+
     return request.keys(knob, keys, why)
 
 
@@ -117,7 +122,10 @@ TOOL = Tool(
         ),
         "precision": _precision,
         "micro_batch_size": lambda request: request.keys(
-            "micro_batch_size", {}, _BATCHES, may_not_fit=True
+            "micro_batch_size",
+            {},
+            _BATCHES,
+            may_not_fit=True,
         ),
         "gradient_accumulation_steps": _accumulation,
     },

@@ -30,6 +30,7 @@ def _precision(request: Request) -> ToolKeys:
     if shared.frozen_in_mixed_precision(request):
         more = "litgpt holds frozen weights in float32, in more memory than measured"
         return request.keys("precision", keys, more, may_not_fit=True)
+
     return request.keys("precision", keys, _INSTEAD.get(value))
 
 
@@ -56,6 +57,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     why = None
     if request.config.data_parallel == "ddp":
         why = f"litgpt divides weights, {_FEWER_BYTES}"
+
     return replace(request.keys("data_parallel", keys, why), as_measured=True)
 
 
@@ -78,6 +80,7 @@ def _offload(request: Request) -> ToolKeys:
     if request.config.fsdp_offload == "cpu":
         why = "litgpt keeps all parts on the devices"
     share = request.keys("fsdp_offload", {}, why, may_not_fit=True)
+
     return replace(share, as_measured=True)
 
 
@@ -95,6 +98,7 @@ def _targets(request: Request) -> ToolKeys:
         "lora_mlp": targets != "attention",
         "lora_head": targets == "all-linear+head",
     }
+
     return request.keys("lora_targets", keys, shared.by_kind(request))
 
 
@@ -146,7 +150,9 @@ TOOL = Tool(
             "quantize", lambda request: _QUANTIZED.get(request.config.quantization)
         ),
         "optimizer": lambda request: shared.optimizer_class(
-            request, "optimizer.class_path", "optimizer.init_args"
+            request,
+            "optimizer.class_path",
+            "optimizer.init_args",
         ),
     },
 )

@@ -30,6 +30,7 @@ def _precision(request: Request) -> ToolKeys:
     if keys["pure_bf16"] and request.config.lora_rank:
         why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
         deviations.append(request.deviation("precision", why, may_not_fit=True))
+
     return ToolKeys(keys, tuple(deviations))
 
 
@@ -55,6 +56,7 @@ def _quantization(request: Request) -> ToolKeys:
         "quantization_method": "bnb",
         "quantization_type": "nf4",
     }
+
     return ToolKeys({**keys, "double_quantization": value == "nf4-dq"})
 
 

@@ -22,6 +22,7 @@ def _precision(request: Request) -> ToolKeys:
     value = request.config.precision
     why = "Ludwig leaves weights in the format of the checkpoint, and mixes in the one that the device prefers"
     keys = {"trainer.use_mixed_precision": value.endswith("-mixed")}
+
     return request.keys("precision", keys, None if value == "fp32" else why, may_not_fit=True)
 
 
@@ -29,7 +30,9 @@ def _targets(request: Request) -> ToolKeys:
     targets = list(request.source.targets) or None
     why = "the names of its layers are not known here, and Ludwig takes those that peft has for the kind of model"
     return request.keys(
-        "lora_targets", {"adapter.target_modules": targets}, None if targets else why
+        "lora_targets",
+        {"adapter.target_modules": targets},
+        None if targets else why,
     )
 
 
@@ -40,6 +43,7 @@ def _quantization(request: Request) -> ToolKeys:
     dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
     bits_4 = {"quant_type": "nf4", "use_double_quant": value == "nf4-dq"}
     bits_4["compute_dtype"] = dtypes.get(request.config.precision, "bfloat16")
+
     return ToolKeys(
         {
             "quantization.bits": 4,
@@ -56,7 +60,9 @@ def _optimizer(request: Request) -> ToolKeys:
         instead = "Ludwig has none; its AdamW, of 8 bytes for each weight that is trained, takes its place"
     elif value == "adamw-foreach":
         instead = "Ludwig has one AdamW, and lets PyTorch choose how it goes through the weights"
+
     keys = {"trainer.optimizer.type": name.replace("-", "_") if registered else "adamw"}
+
     return request.keys("optimizer", keys, instead, may_not_fit=not registered)
 
 
@@ -103,7 +109,9 @@ TOOL = Tool(
             each, "trainer.enable_gradient_checkpointing"
         ),
         "lora_rank": lambda request: shared.lora_rank(
-            request, "adapter.r", beside={"adapter.type": "lora"}
+            request,
+            "adapter.r",
+            beside={"adapter.type": "lora"},
         ),
         "lora_alpha": lambda request: shared.whole_alpha(request, "adapter.alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "adapter.dropout"),

@@ -38,8 +38,11 @@ def _precision(request: Request) -> ToolKeys:
         keys["lora_dtype"] = "bfloat16" if is_half else "float32"
     if value in ("fp32", "tf32") and request.source.device == "cuda":
         keys["tf32"] = value == "tf32"
+
     return request.keys(
-        "precision", keys, shared.FP8.format("ms-swift") if value == "fp8" else None
+        "precision",
+        keys,
+        shared.FP8.format("ms-swift") if value == "fp8" else None,
     )
 
 
@@ -79,6 +82,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
     keys |= {f"fsdp.fsdp_config.{name}": value for name, value in words.items()}
     offloads = " offload" * (request.config.fsdp_offload == "cpu")
+
     return several_devices.by_accelerate(
         request, {"fsdp.fsdp": f"full_shard auto_wrap{offloads}", **keys}
     )
@@ -88,6 +92,7 @@ def _replicate(request: Request) -> ToolKeys:
     """It has no groups of shards."""
     groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
     what = "ms-swift divides weights over all devices, with less memory and more exchange"
+
     return request.keys("data_parallel_replicate", {}, what if groups else None)
 
 
@@ -135,7 +140,10 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         **shared.missing("ms-swift", "activation_offload"),
         "lora_rank": lambda request: shared.lora_rank(
-            request, "lora_rank", {"tuner_type": "lora"}, {"tuner_type": "full"}
+            request,
+            "lora_rank",
+            {"tuner_type": "lora"},
+            {"tuner_type": "full"},
         ),
         "lora_alpha": shared.lora_alpha,
         "lora_dropout": shared.lora_dropout,

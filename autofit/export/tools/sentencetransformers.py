@@ -38,6 +38,7 @@ def _arguments(request: Request, knob: str) -> ToolKeys:
     share = shared.arguments(request, knob)
     before = request.measured_before("transformers", shared.RENAMED)
     keys = shared.named_before(share.keys) if before else share.keys
+
     return ToolKeys(under("arguments", keys), share.deviations)
 
 
@@ -53,6 +54,7 @@ def _micro_batch(request: Request) -> ToolKeys:
     if micro < whole:
         texts = len(task_named(source.task).rows[0])
         keys["loss.mini_batch_size"] = micro * texts
+
     return ToolKeys(keys)
 
 
@@ -72,6 +74,7 @@ def _targets(request: Request) -> ToolKeys:
     keys: dict[str, Any] = {"lora.target_modules": source.layers("all-linear")}
     if source.heads:
         keys["lora.modules_to_save"] = list(source.heads)
+
     return ToolKeys(keys)
 
 
@@ -84,7 +87,10 @@ def _fixed(request: Request) -> dict[str, Any]:
 
 
 def _files(
-    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+    source: ExportSource,
+    keys: Mapping[str, Any],
+    header: Header,
+    file: str,
 ) -> dict[str, str]:
     task = task_named(source.task)
     names = task.tools["sentencetransformers"]
@@ -96,9 +102,12 @@ def _files(
     prepared: list[str] = []
     if quantization:
         prepared = call(
-            "quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0
+            "quantization = BitsAndBytesConfig",
+            keyword_arguments(quantization),
+            indent=0,
         )
         options_of_model.append("quantization_config=quantization")
+
     given = [literal(source.weights), f"model_kwargs=dict({', '.join(options_of_model)})"]
     if task.scores:
         given.append("num_labels=1")
@@ -129,6 +138,7 @@ def _files(
         "loss": call(f"loss = {loss}", ["model", *keyword_arguments(options)], indent=0),
         "trainer": call(f"trainer = {kind}Trainer", trained, indent=0),
     }
+
     return {file: fill(template("sentence_transformers"), slots)}
 
 

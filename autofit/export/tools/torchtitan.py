@@ -71,8 +71,10 @@ def _checkpointing(request: Request) -> ToolKeys:
     if value.startswith("budget-"):
         budget = value.removeprefix("budget-")
         return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={budget})"})
+
     if SomeBlocks.of(value):
         value = "alternate"  # of which it does as much
+
     return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
 
 
@@ -83,6 +85,7 @@ def _optimizer(request: Request) -> ToolKeys:
         return ToolKeys(keys)
     state = "whose state takes 8 bytes for each weight that is trained"
     why = f"torchtitan is given AdamW here, {state}"
+
     return request.keys("optimizer", keys, why, may_not_fit=True)
 
 
@@ -97,7 +100,9 @@ def _loss(request: Request) -> ToolKeys:
             "torchtitan goes through the logits in chunks without Liger's kernel, "
             "and never holds them all either"
         )
+
     loss = f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
+
     return request.keys("loss", {"loss": loss}, why)
 
 
@@ -122,7 +127,10 @@ def _tensor(request: Request) -> ToolKeys:
     """What is between the split layers is whole on every device, as measured."""
     sequence = {"parallelism.enable_sequence_parallel": False}
     return several_devices.split(
-        request, "tensor_parallel", "parallelism.tensor_parallel_degree", further=sequence
+        request,
+        "tensor_parallel",
+        "parallelism.tensor_parallel_degree",
+        further=sequence,
     )
 
 
@@ -139,7 +147,10 @@ def _fixed(request: Request) -> dict[str, Any]:
 
 
 def _files(
-    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+    source: ExportSource,
+    keys: Mapping[str, Any],
+    header: Header,
+    file: str,
 ) -> dict[str, str]:
     learning = default_hyperparameters(source.config)
     adamw = f"default_adamw(lr={learning.lr}, weight_decay={learning.weight_decay})"
@@ -182,6 +193,7 @@ def _files(
         "compile": str(keys["compile"]),
         "checkpointing": checkpointing,
     }
+
     return {file: fill(template("torchtitan"), slots)}
 
 
@@ -189,6 +201,7 @@ def _argument(function: str, keys: Mapping[str, Any]) -> list[str]:
     """A call as an argument of Trainer.Config, with the comma that follows it."""
     lines = call(function, keyword_arguments(keys), indent=8)
     lines[-1] += ","
+
     return [f"        {line}" for line in lines]
 
 

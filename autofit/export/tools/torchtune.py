@@ -75,6 +75,7 @@ def _rank(request: Request) -> ToolKeys:
     prefix = f"torchtune.models.{builder.module}."
     if not rank:
         return ToolKeys({"model._component_": prefix + builder.name})
+
     return ToolKeys({"model._component_": f"{prefix}lora_{builder.name}", "model.lora_rank": rank})
 
 
@@ -90,6 +91,7 @@ def _targets(request: Request) -> ToolKeys:
         keys["model.apply_lora_to_output"] = adapts_head
     elif adapts_head:
         instead = "torchtune puts no adapter on a head that is tied to the embedding"
+
     return request.keys("lora_targets", keys, instead)
 
 
@@ -104,8 +106,10 @@ def _quantization(request: Request) -> ToolKeys:
     if value == "int8":
         instead = "torchtune has no 8-bit weights, and holds them in the format of training"
         return request.keys("quantization", keys, instead, may_not_fit=True)
+
     how = "by torchao, scales of blocks as well"
     instead = f"torchtune quantises {how}, and takes more time than measured"
+
     return request.keys("quantization", keys, instead)
 
 
@@ -117,6 +121,7 @@ def _in_backward(request: Request) -> ToolKeys:
     if not on:
         return ToolKeys()
     why = "torchtune's recipe for adapters holds all gradients until the update"
+
     return request.keys("optimizer_in_backward", {}, why, may_not_fit=True)
 
 
@@ -141,6 +146,7 @@ def _replicate(request: Request) -> ToolKeys:
     if several_devices.is_fsdp(request) and request.layout.replicate > 1:
         where = "over all devices, with less memory and more time than measured"
         why = f"torchtune divides weights {where}"
+
     return replace(request.keys("data_parallel_replicate", {}, why), as_measured=True)
 
 
@@ -185,6 +191,7 @@ def _fixed(request: Request) -> dict[str, Any]:
             "lr_scheduler.num_cycles": 0.0,
             "save_adapter_weights_only": False,
         }
+
     return {
         "output_dir": "output",
         "tokenizer._component_": f"torchtune.models.{tokenizer}.{tokenizer}_tokenizer",

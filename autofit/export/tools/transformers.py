@@ -34,6 +34,7 @@ def _arguments(request: Request, knob: str) -> ToolKeys:
     """TrainingArguments, by the names of this version."""
     share = shared.arguments(request, knob)
     keys = share.keys if request.since(shared.RENAMED) else shared.named_before(share.keys)
+
     return ToolKeys(under("arguments", keys), share.deviations)
 
 
@@ -53,10 +54,12 @@ def _checkpointing(request: Request) -> ToolKeys:
                 "settings.activation_memory_budget": float(value.removeprefix("budget-")),
             }
         )
+
     if not request.since(shared.OFFLOADS):
         for options in share.keys.values():
             if isinstance(options, dict):
                 options.pop("offload", None)
+
     return share
 
 
@@ -77,6 +80,7 @@ def _replicate(request: Request) -> ToolKeys:
     """accelerate, below Trainer, reads the sizes of groups from the environment."""
     sizes = several_devices.parallelism(request) if several_devices.is_fsdp(request) else {}
     names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+
     return ToolKeys(
         under(
             "environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}
@@ -87,7 +91,9 @@ def _replicate(request: Request) -> ToolKeys:
 def _tensor(request: Request) -> ToolKeys:
     given = "distributed_config=DistributedConfig(tp_size=..., fsdp_size=...)"
     return several_devices.unsplit(
-        request, "tensor_parallel", f"without {given} of from_pretrained Trainer splits no layers"
+        request,
+        "tensor_parallel",
+        f"without {given} of from_pretrained Trainer splits no layers",
     )
 
 
@@ -95,7 +101,9 @@ def _context(request: Request) -> ToolKeys:
     if request.config.context_parallel in (None, 1):
         return several_devices.unsplit(request, "context_parallel")
     return request.keys(
-        "context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer")
+        "context_parallel",
+        _replicate(request).keys,
+        several_devices.RING.format("Trainer"),
     )
 
 
@@ -107,11 +115,15 @@ def _targets(request: Request) -> ToolKeys:
     task = TASKS[source.task]
     if task.peft_type and not task.classifies:  # whose heads are named above
         keys["lora.task_type"] = task.peft_type
+
     return ToolKeys(keys)
 
 
 def _files(
-    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+    source: ExportSource,
+    keys: Mapping[str, Any],
+    header: Header,
+    file: str,
 ) -> dict[str, str]:
     lora, quantization, task = keys.get("lora"), keys.get("quantization"), TASKS[source.task]
     classes = (
@@ -126,6 +138,7 @@ def _files(
     if quantization:
         model = call("quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0)
         given += ["quantization_config=quantization"]
+
     slots = {
         "head": comment(header),
         **trainer_scripts.environment_lines(keys.get("environment", {})),
@@ -145,6 +158,7 @@ def _files(
         if task.predicts_next_token
         else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
+
     return {
         file: yaml_file(header, keys["arguments"]),
         _SCRIPT: fill(template("transformers"), slots),

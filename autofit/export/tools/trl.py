@@ -49,6 +49,7 @@ def _precision(request: Request) -> ToolKeys:
     if request.config.quantization != "none":
         dtype = "bfloat16"
         size = "less"
+
     if not request.config.lora_rank or trainer.trained_dtype == dtype:
         return ToolKeys(keys, share.deviations)
 
@@ -70,8 +71,10 @@ def _checkpointing(request: Request) -> ToolKeys:
             "with less memory and more time than measured"
         )
         deviations = (request.deviation(knob, instead),)
+
     if request.measured_before("transformers", shared.RENAMED):
         keys = shared.named_before(keys)
+
     return ToolKeys(keys, deviations)
 
 
@@ -87,9 +90,11 @@ def _offload(request: Request) -> ToolKeys:
     if own and checkpoints_blocks(request.config.activation_checkpointing):
         off = {} if task.generated else {"activation_offloading": False}
         return ToolKeys(off, shared.keywords(request, knob).deviations)
+
     if task.generated:
         lacks = "TRL has no offloading where samples are generated, and needs more memory"
         return request.keys(knob, {}, lacks if own else None, may_not_fit=own)
+
     return ToolKeys({"activation_offloading": own})
 
 
@@ -104,6 +109,7 @@ def _quantization(request: Request) -> ToolKeys:
     if storage:
         keys["bnb_4bit_quant_storage"] = storage
     keys["use_bnb_nested_quant"] = value == "nf4-dq"
+
     return ToolKeys(keys)
 
 
@@ -113,6 +119,7 @@ def _targets(request: Request) -> ToolKeys:
     if not source.adapts_head:
         return ToolKeys(keys)
     why = "TRL refuses an adapter on the output head; it has none"
+
     return request.keys("lora_targets", keys, why)
 
 
@@ -134,6 +141,7 @@ def _loss(request: Request) -> ToolKeys:
         return request.keys("loss", keys, _IN_FLOAT32, may_not_fit=True)
     if value in _LOSS_INSTEAD:
         return request.keys("loss", keys, _LOSS_INSTEAD[value])
+
     return ToolKeys(keys, as_measured=True)
 
 
@@ -148,6 +156,7 @@ def _loss_of_answers(request: Request) -> ToolKeys:
         return request.keys("loss", {}, _ON_CPU, may_not_fit=True)
     if request.config.loss == "chunked":
         return ToolKeys(as_measured=True)
+
     return request.keys("loss", {}, _LOSS_INSTEAD["standard"])
 
 
@@ -156,6 +165,7 @@ def _kernels(request: Request) -> ToolKeys:
     if request.config.kernels != "liger":
         return ToolKeys({"use_liger_kernel": False})
     without = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+
     return ToolKeys({"use_liger_kernel": True, "liger_kernel_config": without})
 
 
@@ -167,6 +177,7 @@ def _data(source: ExportSource) -> dict[str, Any]:
         if task_named(source.task).generated:
             named["reward_funcs"] = ["accuracy_reward"]
         return named
+
     return {
         "datasets": [{"path": loader, "data_files": source.data}],
         "assistant_only_loss": source.form == "messages",
@@ -181,11 +192,15 @@ def _experimental(source: ExportSource) -> tuple[str, str] | None:
     module, _, name = stage.rpartition(".")
     if not module:
         return None
+
     return module, name
 
 
 def _files(
-    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+    source: ExportSource,
+    keys: Mapping[str, Any],
+    header: Header,
+    file: str,
 ) -> dict[str, str]:
     made = several_devices.launched("trl")(source, keys, header, file)
     experimental = _experimental(source)
@@ -197,6 +212,7 @@ def _files(
     if TEACHER in task_named(source.task).frozen:
         arguments = f"{literal(source.teacher)}, dtype=given.dtype"
         further = [f"teacher_model=AutoModelForCausalLM.from_pretrained({arguments}),"]
+
     slots = {
         "head": comment((f"{name} of {module}; what is trained stands in {file}.",)),
         "trainer": import_from(module, f"{name}Config", f"{name}Trainer"),
@@ -205,6 +221,7 @@ def _files(
         "further": further,
     }
     made[_SCRIPT] = fill(template("trl"), slots)
+
     return made
 
 
@@ -253,7 +270,10 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": lambda request: shared.lora_rank(
-            request, "lora_r", {"use_peft": True}, {"use_peft": False}
+            request,
+            "lora_r",
+            {"use_peft": True},
+            {"use_peft": False},
         ),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,

@@ -34,10 +34,15 @@ def _precision(request: Request) -> ToolKeys:
             else {"model.float32_mixed_precision": value == "bf16-mixed"}
         )
         return ToolKeys({**keys, **mixed}, share.deviations)
+
     why = "Unsloth holds adapters in float32, in more memory than measured"
     narrow = request.keys(
-        "precision", {}, why if value in ("bf16", "fp8") else None, may_not_fit=True
+        "precision",
+        {},
+        why if value in ("bf16", "fp8") else None,
+        may_not_fit=True,
     )
+
     return ToolKeys(keys, (*share.deviations, *narrow.deviations))
 
 
@@ -46,6 +51,7 @@ def _checkpointing(request: Request) -> ToolKeys:
     on = checkpoints_blocks(request.config.activation_checkpointing)
     offloads = on and request.config.activation_offload != "none"
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
+
     return shared.whole_blocks_of_trainer(request, keys)
 
 
@@ -57,6 +63,7 @@ def _targets(request: Request) -> ToolKeys:
     )
     head = request.source.adapts_head
     why = "Unsloth trains the head whole or not at all; it has no adapter"
+
     return request.keys("lora_targets", keys, why if head else None)
 
 
@@ -65,6 +72,7 @@ def _quantization(request: Request) -> ToolKeys:
     value = request.config.quantization
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
+
     return request.keys("quantization", keys, why if value == "nf4" else None)
 
 
@@ -72,9 +80,13 @@ def _loss(request: Request) -> ToolKeys:
     """On cards a fused cross-entropy, on CPUs one in chunks."""
     if request.config.loss == "standard":
         return request.keys(
-            "loss", {}, "Unsloth never holds all logits, and needs less memory than measured"
+            "loss",
+            {},
+            "Unsloth never holds all logits, and needs less memory than measured",
         )
+
     why = "Unsloth computes the loss in its own way, whose memory was not measured"
+
     return request.keys("loss", {}, why, may_not_fit=True)
 
 
@@ -91,7 +103,10 @@ def _fixed(request: Request) -> dict[str, Any]:
 
 
 def _files(
-    source: ExportSource, keys: Mapping[str, Any], header: Header, file: str
+    source: ExportSource,
+    keys: Mapping[str, Any],
+    header: Header,
+    file: str,
 ) -> dict[str, str]:
     model, lora = keys["model"], keys.get("lora")
     loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
@@ -106,6 +121,7 @@ def _files(
         else [],
         "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
     }
+
     return {
         file: fill(template("unsloth"), slots),
         _YAML: yaml_file((*header, "", *_LESS), _yaml(keys)),
@@ -142,6 +158,7 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
             "lora_dropout": lora["lora_dropout"],
             "target_modules": targets if isinstance(targets, str) else ",".join(targets),
         }
+
     return yaml
 
 

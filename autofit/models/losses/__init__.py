@@ -86,4 +86,5 @@ def with_options(loss: Any, options: Mapping[str, Any]) -> Any:
             raise InputError(
                 f"{name} cannot be {value!r}.", f"It is {getattr(loss, name)} by default."
             )
+
     return dataclasses.replace(loss, **options)

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def by_token(
-    function: Callable[..., torch.Tensor], logits: Any, *others: torch.Tensor
+    function: Callable[..., torch.Tensor],
+    logits: Any,
+    *others: torch.Tensor,
 ) -> torch.Tensor:
     """`function(logits, *others)` of each token: [..., tokens].
 
@@ -51,5 +53,8 @@ def _cross_entropy(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.nn.functional.cross_entropy(
-        logits.float(), classes, ignore_index=IGNORED_LABEL, reduction="none"
+        logits.float(),
+        classes,
+        ignore_index=IGNORED_LABEL,
+        reduction="none",
     )

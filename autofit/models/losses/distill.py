@@ -62,6 +62,7 @@ class Distill:
             if self.top_k and not is_deferred:
                 kept = self._most_likely(theirs)
             del theirs
+
         ours = models["model"](**inputs).logits
 
         counts = batch["labels"][:, 1:] != IGNORED_LABEL
@@ -84,16 +85,21 @@ class Distill:
         """The largest log-probabilities of logits and whose they are, each [..., top_k]."""
         most = min(self.top_k, theirs.shape[-1])
         values, tokens = self._log_probabilities(theirs).topk(most, dim=-1)
+
         return values, tokens
 
     def _of_most_likely(
-        self, ours: torch.Tensor, theirs: torch.Tensor, tokens: torch.Tensor
+        self,
+        ours: torch.Tensor,
+        theirs: torch.Tensor,
+        tokens: torch.Tensor,
     ) -> torch.Tensor:
         """The divergence over the teacher's most likely tokens and all others as one, [tokens]."""
         last = ours.shape[-1] - 1
         is_unknown = tokens > last  # to the model, whose vocabulary is shorter
         ours = self._log_probabilities(ours).gather(-1, tokens.clamp(max=last))
         known = [each.masked_fill(is_unknown, _NEVER) for each in (ours, theirs)]
+
         return self._between(*map(_with_others, known))
 
     def _log_probabilities(self, logits: torch.Tensor) -> torch.Tensor:

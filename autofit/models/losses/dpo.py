@@ -70,6 +70,7 @@ class DPO:
         smoothing = self.label_smoothing
         if self.kind == "robust":
             return ((1 - smoothing) * right - smoothing * wrong).mean() / (1 - 2 * smoothing)
+
         return ((1 - smoothing) * right + smoothing * wrong).mean()
 
     def precomputed(self, models: Mapping[str, Any], batch: Mapping[str, Any]) -> torch.Tensor:

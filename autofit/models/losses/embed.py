@@ -79,7 +79,9 @@ class Embed:
             vectors = hidden[rows, mask.argmax(dim=1)].float()
         else:
             vectors = at_last_token(hidden, mask).float()
+
         by_sample: torch.Tensor = vectors.unflatten(0, batch["input_ids"].shape[:2])
+
         return by_sample
 
     def of_representations(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -98,6 +100,7 @@ class Embed:
             require(bool(others), "a triplet has three texts", vectors.shape[1])
             near = (texts * partners).sum(dim=1)
             far = (texts * others[0]).sum(dim=1)
+
             return torch.relu(far - near + self.margin).mean()
 
         scores = self.scale * texts @ torch.cat([partners, *others]).T
@@ -106,6 +109,7 @@ class Embed:
         if self.kind == "symmetric":
             back = self.scale * partners @ texts.T
             loss = (loss + torch.nn.functional.cross_entropy(back, own)) / 2
+
         return loss
 
 

@@ -28,4 +28,5 @@ class GenerativeRerank(Rerank):
         """The score of each text, [texts]."""
         inputs = texts_of(batch)
         by_token = model(**inputs).logits
+
         return at_last_token(by_token, inputs.get("attention_mask")).squeeze(-1)

@@ -82,6 +82,7 @@ class GRPO:
             # first, while the trained model has saved nothing for its backward
             before = self.precomputed(models, batch)
             model = models[TRAINED]
+
         now = self.log_probabilities(model, batch)
         old = batch.get(OLD)
         if old is None:
@@ -109,6 +110,7 @@ class GRPO:
             return (summed / tokens.clamp(min=1)).mean()
         if self.kind == "dr_grpo":
             return summed.mean() / losses.shape[1]
+
         return summed.sum() / tokens.sum().clamp(min=1)
 
     def precomputed(self, models: Mapping[str, Any], batch: Mapping[str, Any]) -> torch.Tensor:
@@ -128,7 +130,9 @@ class GRPO:
             raise InputError(
                 message, "Set reference to resident, or to adapter-off with lora_rank."
             )
+
         log_probabilities: torch.Tensor = batch[REFERENCE]
+
         return log_probabilities
 
     def log_probabilities(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -139,6 +143,7 @@ class GRPO:
         inputs = {name: batch[name] for name in input_names(batch)}
         logits = model(**inputs, logits_to_keep=width + 1).logits
         successors = torch.nn.functional.pad(_labels(batch, width).clamp(min=0), (0, 1))
+
         return by_token(self._selected, logits, successors)[:, :-1]
 
     def _selected(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
@@ -157,7 +162,9 @@ def completion_width(batch: Mapping[str, Any]) -> int:
     for name in (OLD, REFERENCE):
         if name in batch:
             return int(batch[name].shape[1])
+
     is_completion = (batch["labels"] != IGNORED_LABEL).any(dim=0)
+
     return len(is_completion) - int(is_completion.int().argmax())
 
 

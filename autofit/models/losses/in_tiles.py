@@ -59,6 +59,7 @@ class InTiles:
         )
         losses = -log_probabilities
         loss: torch.Tensor = losses.sum() / mask.sum().clamp(min=1)
+
         return loss
 
 
@@ -98,6 +99,7 @@ def _log_probabilities() -> Any:
         values = tile.float() * scale
         if cap is not None:
             values = cap * torch.tanh(values / cap)
+
         return values * 1.0
 
     def fold(
@@ -139,6 +141,7 @@ def _log_probabilities() -> Any:
         else:
             bent = torch.tanh(plain / cap)
             values = cap * bent * 1.0
+
         logs = values - log_total.unsqueeze(-1)
         shares = torch.exp(logs)
         gradient = torch.zeros_like(values)
@@ -197,6 +200,7 @@ def _log_probabilities() -> Any:
             ctx.kind = kind
             ctx.numbers = scale, cap
             ctx.mark_non_differentiable(is_likeliest)
+
             return sums["target"] - log_total, entropy, is_likeliest
 
         @staticmethod
@@ -235,6 +239,7 @@ def _log_probabilities() -> Any:
                 None if total is None else total.to(tensor.dtype)
                 for total, tensor in zip((of_hidden, of_weight, of_bias), tensors, strict=True)
             ]
+
             return *found, None, None, None
 
     return LogProbabilities

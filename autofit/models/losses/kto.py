@@ -60,7 +60,10 @@ class KTO:
         return torch.stack([ratios.sum(), ratios.new_tensor(len(ratios))]).double()
 
     def __call__(
-        self, models: Mapping[str, Any], batch: Mapping[str, Any], over_batch: torch.Tensor
+        self,
+        models: Mapping[str, Any],
+        batch: Mapping[str, Any],
+        over_batch: torch.Tensor,
     ) -> torch.Tensor:
         import torch
 
@@ -72,6 +75,7 @@ class KTO:
         is_good = batch["desirable"] != 0
         gain = torch.where(is_good, ratios - distance, distance - ratios)
         weights = torch.where(is_good, self.desirable_weight, self.undesirable_weight)
+
         return (weights * (1 - torch.sigmoid(self.beta * gain))).mean()
 
     def precomputed(self, models: Mapping[str, Any], batch: Mapping[str, Any]) -> torch.Tensor:

@@ -20,4 +20,5 @@ def at_last_token(by_token: torch.Tensor, mask: torch.Tensor | None) -> torch.Te
         return by_token[:, -1]
     rows = torch.arange(len(by_token), device=by_token.device)
     places = torch.arange(mask.shape[1], device=mask.device)
+
     return by_token[rows, (mask * places).argmax(dim=1)]

@@ -47,7 +47,10 @@ class ORPO:
         return torch.stack([tokens.sum(), pairs]).double()
 
     def __call__(
-        self, model: Any, batch: Mapping[str, Any], over_batch: torch.Tensor
+        self,
+        model: Any,
+        batch: Mapping[str, Any],
+        over_batch: torch.Tensor,
     ) -> torch.Tensor:
         import torch
 
@@ -63,6 +66,7 @@ class ORPO:
         better, worse = (means - _log_of_others(means)).unbind(dim=1)
         preference = torch.nn.functional.logsigmoid(better - worse).mean()
         loss: torch.Tensor = likelihood - self.beta * preference
+
         return loss
 
 
@@ -71,6 +75,7 @@ def _texts(batch: Mapping[str, Any]) -> torch.Tensor:
     ids: torch.Tensor = batch["input_ids"]
     if "attention_mask" in batch:
         ids = ids.masked_fill(batch["attention_mask"] == 0, IGNORED_LABEL)
+
     return ids
 
 

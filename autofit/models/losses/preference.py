@@ -28,6 +28,7 @@ def answer_log_probabilities(model: Any, batch: Mapping[str, Any]) -> torch.Tens
     """
     logits = model(**inputs_of(batch)).logits
     losses = next_token_losses(logits, batch["labels"].flatten(0, 1))
+
     return -losses.sum(dim=1).view(batch["labels"].shape[:2])
 
 
@@ -56,7 +57,9 @@ def reference_log_probabilities(
             f'the batches lack "{REFERENCE}", the log-probabilities before training, [pairs, 2].'
         )
         raise InputError(message, "Set reference to resident, or to adapter-off with lora_rank.")
+
     log_probabilities: torch.Tensor = batch[REFERENCE]
+
     return log_probabilities
 
 
@@ -66,6 +69,7 @@ def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: batch[name].flatten(0, 1) for name in input_names(batch)}
     if "image_grid_thw" in found:
         found["pixel_values"] = found["pixel_values"].flatten(0, 1)
+
     return found
 
 

@@ -52,6 +52,7 @@ class Rerank:
             if labels.dim() != 2:
                 message = "a listwise loss takes several passages for each query."
                 raise InputError(message, "Give labels of [samples, texts], or kind='pointwise'.")
+
             first = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
             return torch.nn.functional.cross_entropy(scores, first)
 
@@ -60,6 +61,7 @@ class Rerank:
             labels.to(scores.dtype),
             pos_weight=scores.new_tensor(self.positive_weight),
         )
+
         return loss
 
     def scores(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:

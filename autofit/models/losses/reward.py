@@ -49,4 +49,5 @@ class Reward:
         loss = -torch.nn.functional.logsigmoid(better - worse).mean()
         if self.center:
             loss = loss + self.center * ((better + worse) ** 2).mean()
+
         return loss

@@ -45,6 +45,7 @@ def auto_class(task: Task, kind: str, architectures: Iterable[object] = ()) -> s
     for name in known:
         if not classes.isdisjoint(model_classes(name, kind)):
             return name
+
     return known[0] if known else None
 
 
@@ -66,6 +67,7 @@ def forward_arguments(model_class: Any, *, required: bool = False) -> tuple[str,
         )
         if is_named and not (required and argument.default is not argument.empty):
             names.append(name)
+
     return tuple(names)
 
 

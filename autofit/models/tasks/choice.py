@@ -35,6 +35,7 @@ def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str
         if not _has_class(TASKS[asked], kind, own_code):
             message = f"{label} is of {kind}, which transformers has no model of for {asked}."
             raise InputError(message, remedy_for(kind))
+
         return asked
 
     architectures = config.get("architectures")
@@ -52,6 +53,7 @@ def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str
         task = _task_of_class(name, kind, own_code)
         if task is not CUSTOM:
             return task.name
+
     message = f"{label} is of {', '.join(names)}, which does not say what to train it for."
     raise InputError(message, remedy_for(kind))
 
@@ -66,6 +68,7 @@ def _task_of_class(name: str, kind: str, own_code: AbstractSet[str]) -> Task:
         accepted = forward_arguments(model_class)
         if "pixel_values" in required or "input_ids" not in accepted or kind in _WITH_IMAGES:
             return IMAGE_TEXT_TO_TEXT
+
         return text_task(kind)
 
     for task in TASKS.values():
@@ -97,4 +100,5 @@ def remedy_for(kind: str) -> str:
         tasks = [task for task in tasks if task.labels != "none"]
     if not tasks:
         return YOUR_FUNCTION
+
     return f"Say what to train it for, --task {', '.join(task.name for task in tasks)}. {YOUR_FUNCTION}"

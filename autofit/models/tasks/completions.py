@@ -49,6 +49,7 @@ class RandomCompletions:
         }
         if self.loss.beta:
             batch[REFERENCE] = of_tokens.clone()
+
         return batch
 
     def count(self, batch: Mapping[str, torch.Tensor]) -> float:
@@ -64,4 +65,5 @@ def completion_batches(asked: Asked) -> RandomCompletions:
     usual = min(_LONGEST, most or _LONGEST)
     length = usual if asked.sequence_length is None else asked.length(most, 2)
     half = length - length // 2
+
     return RandomCompletions(length, half, vocabulary, padding(text, vocabulary), GRPO())

@@ -64,7 +64,10 @@ class RandomImageText:
         generator = torch.Generator(device="cpu").manual_seed(SEED)
         head = [*self.before, *[self.image_token] * self.image_tokens, *self.after]
         ids = random_ids(
-            (n, self.sequence_length), self.vocab_size - len(self.avoided), None, generator
+            (n, self.sequence_length),
+            self.vocab_size - len(self.avoided),
+            None,
+            generator,
         )
         for token in sorted(self.avoided):
             ids = ids + (ids >= token)
@@ -76,28 +79,40 @@ class RandomImageText:
             batch[name] = (ids == self.image_token).long()
         if self.attended:
             batch["image_attention_mask"] = torch.ones(
-                (*ids.shape, self.images), dtype=torch.long, device="cpu"
+                (*ids.shape, self.images),
+                dtype=torch.long,
+                device="cpu",
             )
+
         if self.question:
             batch["qformer_input_ids"] = random_ids(
-                tuple(ids.shape), self.question, None, generator
+                tuple(ids.shape),
+                self.question,
+                None,
+                generator,
             )
+
         if self.sizes is not None:
             batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
         if self.shapes is not None:
             batch["spatial_shapes"] = torch.tensor([self.shapes] * n, device="cpu")
             mask = torch.ones((n, self.pixels[0]), dtype=torch.long, device="cpu")
             batch["pixel_attention_mask"] = mask
+
         if self.grid is not None:
             pixels = torch.randn(
-                (n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu"
+                (n * self.pixels[0], *self.pixels[1:]),
+                generator=generator,
+                device="cpu",
             )
             return {
                 **batch,
                 "pixel_values": pixels,
                 "image_grid_thw": torch.tensor([self.grid] * n, device="cpu"),
             }
+
         shape = (n, self.images, *self.pixels) if self.images else (n, *self.pixels)
+
         return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
 
 
@@ -136,6 +151,7 @@ class RandomPages(RandomReading):
             1 + numbers // side,
             1 + numbers % side,
         )
+
         return batch
 
 
@@ -180,8 +196,10 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         if config.model_type in _SIZED:  # up to those of the config
             sides = min(sides[0], _SIDE), min(sides[1], _SIDE)
             sizes = sides
+
         pixels = (channels, *sides)
         tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
+
     # Kosmos-2 is told where an image is, whatever its tokens are
     if "image_embeds_position_mask" in asked.arguments:
         token = asked.size(text, "vocab_size") - 1
@@ -207,6 +225,7 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         if number is not None and 0 <= number < vocabulary
     }
     has_dimension = bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})
+
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -231,7 +250,9 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
 def _read_batches(asked: Asked) -> RandomReading:
     """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
     vision = getattr(asked.config, "encoder", None) or getattr(
-        asked.config, "vision_config", asked.config
+        asked.config,
+        "vision_config",
+        asked.config,
     )
     text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
     vocabulary = asked.size(text, "vocab_size")
@@ -240,13 +261,18 @@ def _read_batches(asked: Asked) -> RandomReading:
     if "flattened_patches" in asked.arguments:
         pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
         return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)
+
     shape = image_channels(asked, vision), *image_sides(asked, vision)
     kind = RandomFormulas if asked.config.model_type == "pp_formulanet" else RandomReading
+
     return kind("pixel_values", shape, None, length, vocabulary, pad, length)
 
 
 def _patches(
-    asked: Asked, vision: Any, channels: int, merge: int | None = None
+    asked: Asked,
+    vision: Any,
+    channels: int,
+    merge: int | None = None,
 ) -> tuple[tuple[int, int], tuple[int, int, int], int]:
     """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are.
 
@@ -258,6 +284,7 @@ def _patches(
         merge = asked.size(vision, "spatial_merge_size", default=2)
     side = max(1, _SIDE // size // merge) * merge
     values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
+
     return (side * side, values), (1, side, side), (side // merge) ** 2
 
 
@@ -270,6 +297,7 @@ def _parts(asked: Asked, vision: Any) -> tuple[tuple[int, int], int, int]:
     if [*whole] not in [[*each] for each in asked.config.image_grid_pinpoints]:
         message = f"{asked.name} takes no images of {whole[0]} x {whole[1]} pixels."
         raise InputError(message, YOUR_FUNCTION)
+
     return whole, 5, side * side + 2 * side * (2 * side + 1)
 
 
@@ -297,5 +325,6 @@ def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
             found = model.get_image_features(pixel_values=torch.empty((1, *pixels)))
             pooled = getattr(found, "pooler_output", found)
             found = found.last_hidden_state if pooled is None else pooled
+
         parts = list(found) if isinstance(found, list | tuple) else [found]
         return sum(math.prod(part.shape[:-1]) for part in parts)

@@ -65,11 +65,15 @@ class RandomBoxes(RandomImages):
         targets = []
         for _ in range(n):
             classes = torch.randint(
-                self.labels.classes, (_BOXES,), generator=generator, device="cpu"
+                self.labels.classes,
+                (_BOXES,),
+                generator=generator,
+                device="cpu",
             )
             centres = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 2 + 0.25
             sides = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 4 + 0.125
             targets.append({"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)})
+
         return targets
 
 
@@ -123,7 +127,11 @@ def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     if "spatial_shapes" in asked.arguments:
         size = asked.size(vision, "patch_size")
         return RandomPatches(
-            channels, size, size, labels, math.isqrt(asked.size(vision, "num_patches"))
+            channels,
+            size,
+            size,
+            labels,
+            math.isqrt(asked.size(vision, "num_patches")),
         )
 
     height, width = image_sides(asked, vision)
@@ -155,7 +163,9 @@ def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
     ):
         message = f"the config of {asked.name} cannot have image_size {shown(sides)}."
         raise InputError(message, "Correct config.json.")
+
     part = _window(vision)
+
     return both[0] // part * part or part, both[1] // part * part or part
 
 
@@ -168,6 +178,7 @@ def _window(vision: Any) -> int:
         and isinstance(patch, int)
         and not hasattr(backbone, "num_windows_side")
     )
+
     return windows * patch if in_squares else 1  # type: ignore[operator]
 
 
@@ -176,4 +187,5 @@ def image_channels(asked: Asked, vision: Any) -> int:
     keys = ("num_channels", "in_channels", "in_chans")
     backbone = getattr(vision, "backbone_config", None)
     owner = vision if backbone is None or any(hasattr(vision, key) for key in keys) else backbone
+
     return asked.size(owner, *keys, default=3)

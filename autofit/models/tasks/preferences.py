@@ -50,12 +50,17 @@ class RandomPreferences:
 
         labels = of_image.pop("labels", ids).clone()
         labels[:, :, : self.sequence_length // 2] = IGNORED_LABEL
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+        batch = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": labels,
+        }
         batch |= of_image
         if self.are_single:
             batch["desirable"] = torch.arange(n, device="cpu") % 2
         if hasattr(self.loss, "precomputed"):
             batch[REFERENCE] = torch.zeros(n, 2, device="cpu")
+
         return batch
 
     def _with_images(self, n: int) -> dict[str, torch.Tensor]:
@@ -65,6 +70,7 @@ class RandomPreferences:
         for name, tensor in self.image(2 * n).items():
             has_patches = name == "pixel_values" and self.image.grid is not None
             found[name] = tensor.unflatten(0, (n, 2, -1) if has_patches else (n, 2))
+
         return found
 
 
@@ -78,6 +84,7 @@ def preference_batches(asked: Asked) -> RandomPreferences:
     loss = LOSSES[asked.task.name]()
     are_single = asked.task.labels == "good or bad"
     image = _image(replace(asked, sequence_length=length)) if asked.sees else None
+
     return RandomPreferences(length, vocabulary, padding(text, vocabulary), loss, are_single, image)
 
 
@@ -86,4 +93,5 @@ def _image(asked: Asked) -> RandomImageText:
     found = image_text_batches(asked)
     if not isinstance(found, RandomImageText):
         raise InputError(f"{asked.name} reads images apart from texts.", YOUR_FUNCTION)
+
     return found

@@ -43,9 +43,11 @@ class RandomTexts:
             is_packed = name == "pixel_values" and has_patches
             shape = (n, self.texts, -1) if is_packed else (n, self.texts)
             found[name] = tensor.unflatten(0, shape)
+
         if self.labels is not None:
             found["labels"] = torch.zeros(n, self.texts, device="cpu")
             found["labels"][:, 0] = 1
+
         return Rows(found)
 
 
@@ -56,6 +58,7 @@ def several_texts(asked: Asked) -> RandomTexts:
         labels = class_labels(asked.config)
     elif asked.task.labels == "none":
         labels = None
+
     if not asked.sees:
         of_texts = text_batches(asked)
         return RandomTexts(of_texts, of_texts.sequence_length, labels, asked.texts)

@@ -53,6 +53,7 @@ class Asked:
                 f"the config of {self.name} needs a positive {key}, not {shown(value)}.",
                 "Correct config.json.",
             )
+
         return value
 
     def length(self, maximum: int | None, shortest: int = 1) -> int:
@@ -67,6 +68,7 @@ class Asked:
                 f"{self.name} takes sequences of at most {maximum} tokens, not {shown(given)}."
             )
             raise InputError(message, f"Give {maximum} or less.")
+
         return given
 
     def no_length(self, what: str) -> None:
@@ -89,6 +91,7 @@ def positions(text: Any) -> int | None:
         return None
     pad = padding(text)
     offset = pad + 1 if text.model_type in OFFSET_POSITIONS and pad is not None else 0
+
     return maximum - offset
 
 

@@ -46,6 +46,7 @@ class RandomSound:
         if self.masked:
             mask = torch.ones(sound.shape[:2], dtype=torch.long, device="cpu")
             return {self.argument: sound, "attention_mask": mask, "labels": labels}
+
         return {self.argument: sound, "labels": labels}
 
 
@@ -57,10 +58,12 @@ def sound_batches(asked: Asked) -> RandomSound:
     if argument is None:
         message = f"autofit knows no batches of sound for {asked.name}."
         raise InputError(message, YOUR_FUNCTION)
+
     shape = _shape(asked, argument)
     if asked.task.classifies:
         asked.no_length("sound")
         return RandomSound(argument, shape, class_labels(asked.config))
+
     text = asked.config.get_text_config(decoder=True)
     vocabulary = asked.size(text, "vocab_size")
     pad = padding(text, vocabulary)
@@ -68,20 +71,30 @@ def sound_batches(asked: Asked) -> RandomSound:
         asked.no_length("sound")
         masked = argument == "input_features" and "attention_mask" in asked.arguments
         return RandomSound(
-            argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked
+            argument,
+            shape,
+            None,
+            _TOKENS_A_SECOND * _SECONDS,
+            vocabulary,
+            pad,
+            masked=masked,
         )
+
     limits = whole_numbers(text, *_MOST_TOKENS)
     most = limits[0] if limits else None
     if asked.sequence_length is None:
         most = min(most or _USUAL_TOKENS, _USUAL_TOKENS)
     length = asked.length(most)
+
     return RandomSound(argument, shape, None, length, vocabulary, pad, length)
 
 
 def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
     """Of one sample: a wave [samples] or a spectrogram, [bins, frames] for Whisper and [frames, bins] for others."""
     config: Any = getattr(asked.config, "encoder_config", None) or getattr(
-        asked.config, "encoder", asked.config
+        asked.config,
+        "encoder",
+        asked.config,
     )
     frames = round(_SECONDS / _FRAME_SECONDS)
     # sound is always padded to 30 s, two frames of which make a position
@@ -104,4 +117,5 @@ def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
     # of two frames, and what each differs by from those around it
     if config.model_type.startswith("granite_speech5"):
         return frames // 2, 4 * bins
+
     return frames, bins

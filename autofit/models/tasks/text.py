@@ -84,6 +84,7 @@ class ClassLabels:
         if self.problem_type == "multi_label_classification":
             return torch.randint(2, (n, self.classes), generator=generator, device="cpu").float()
         shape = (n,) if self.classes == 1 else (n, self.classes)
+
         return torch.randn(shape, generator=generator, device="cpu")
 
 
@@ -118,23 +119,32 @@ class RandomTokens:
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
             batch["bbox"] = torch.zeros(
-                (*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu"
+                (*ids.shape, 4),
+                dtype=getattr(torch, self.boxes),
+                device="cpu",
             )
+
         if self.spectrogram[0]:
             shape = n, self.spectrogram[0], self.spectrogram[1] * self.sequence_length
             batch["input_features"] = torch.randn(shape, generator=generator, device="cpu")
+
         if self.sound[0]:
             codes = random_ids((*ids.shape, self.sound[0]), self.sound[1], None, generator)
             batch["input_ids"] = torch.cat([ids[..., None], codes], dim=2)
+
         if self.regions:
             batch["visual_feats"] = torch.randn(
-                (n, _REGIONS, self.regions), generator=generator, device="cpu"
+                (n, _REGIONS, self.regions),
+                generator=generator,
+                device="cpu",
             )
             batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
+
         batch |= self._targets(ids, generator)
         if self.document_tokens:
             positions = torch.arange(self.sequence_length, device="cpu") % self.document_tokens
             batch["position_ids"] = positions.repeat(n, 1)
+
         return Rows(batch)
 
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -144,6 +154,7 @@ class RandomTokens:
         if task.labels == "class of each token":
             classes = self.labels.classes if self.labels else 2
             return {"labels": torch.randint(classes, ids.shape, generator=generator, device="cpu")}
+
         if self.labels is not None:
             return {"labels": self.labels(len(ids), generator)}
         if task.predicts_next_token:
@@ -151,19 +162,28 @@ class RandomTokens:
         if task.labels == "other tokens":
             return {
                 "labels": random_ids(
-                    tuple(ids.shape), self.vocab_size, self.pad_token_id, generator
+                    tuple(ids.shape),
+                    self.vocab_size,
+                    self.pad_token_id,
+                    generator,
                 )
             }
+
         if task.labels == "span":
             ends = torch.randint(ids.shape[1], (2, len(ids)), generator=generator, device="cpu")
             return {"start_positions": ends[0], "end_positions": ends[1]}
+
         masked = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION
         masked[:, 0] = True
+
         return {"labels": torch.where(masked, ids, -100)}
 
 
 def random_ids(
-    shape: tuple[int, ...], vocabulary: int, avoided: int | None, generator: torch.Generator
+    shape: tuple[int, ...],
+    vocabulary: int,
+    avoided: int | None,
+    generator: torch.Generator,
 ) -> torch.Tensor:
     """Random token ids of a vocabulary, without one of them."""
     import torch
@@ -195,6 +215,7 @@ def text_batches(asked: Asked) -> RandomTokens:
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
     streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
     frames = getattr(asked.config, "audio_length_per_tok", 0)  # and Voxtral's
+
     return RandomTokens(
         task=asked.task.name,
         sequence_length=asked.length(positions(text), shortest),

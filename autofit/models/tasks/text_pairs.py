@@ -37,4 +37,5 @@ def pair_batches(asked: Asked) -> RandomPairs:
     most = positions(text)
     usual = min(_LONGEST, most or _LONGEST)
     length = usual if asked.sequence_length is None else asked.length(most)
+
     return RandomPairs(length, vocabulary, padding(text, vocabulary))

@@ -49,7 +49,9 @@ def result_html(result: Result) -> str:
         estimate = result.predicted_best
         head = _paragraph(f"Nothing was measured. Predicted: {answer_line(result, estimate)}")
         notes = (*predicted_lines(result, estimate), *predicted_notes(result))
+
         return head + estimate_html(estimate) + _paragraph(*notes)
+
     if best is None:
         return _paragraph(*nothing_fits_lines(result))
 
@@ -64,6 +66,7 @@ def result_html(result: Result) -> str:
         used, share = memory
         budget = gib(result.budget.device_bytes)
         rows.append(("Memory", f"{used} of {budget} GiB, {percent(share)}"))
+
     rows += _config(best.config)
 
     title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"
@@ -126,6 +129,7 @@ def trained_html(
         rows.append(("Evaluation", ", ".join(f"{loss:.4g}" for loss in evaluations[-5:])))
     if seconds:
         rows.append(("Speed", f"{number(samples / seconds)} samples/s"))
+
     return _section("Trained", rows + _config(config), _curve(losses))
 
 
@@ -143,7 +147,14 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
         width = max(across(size) - across(0) - 0.8, 0.5)
         words = KIND_WORDS.get(part)
         kind = f"band {part}" if words else "peak"
-        picture.draw("rect", x=x, y=8, width=width, height=26, kind=kind)
+        picture.draw(
+            "rect",
+            x=x,
+            y=8,
+            width=width,
+            height=26,
+            kind=kind,
+        )
         if words and width_of(words) < width - 8:
             picture.text(x + 5, 25, words, kind=f"inside {part}")
         before += size
@@ -151,6 +162,7 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
     if budget:
         x = across(budget)
         picture.line((x, 2), (x, 40), "budget")
+
     return picture
 
 
@@ -170,6 +182,7 @@ def _curve(losses: Sequence[float]) -> Picture | None:
     picture.frame(across, up, titles=("step", "loss"), ticks=(5, 4))
     places = [(across(step), up(loss)) for step, loss in drawn.items()]
     picture.draw("path", d=polyline(places), kind="leading")
+
     return picture
 
 

@@ -49,6 +49,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         for change, speed in changes:
             if change.fits:
                 speeds.append(min(speed, _MOST))
+
     rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
 
     is_wide = width > 500
@@ -57,6 +58,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     if is_wide:
         left = 210  # the names stand there
         row_height = _ROW
+
     bottom = row_height * len(rows) + 22
     label = "Speed with one knob changed, against the best config"
     picture = Picture(width, bottom + 30, label, interactive=True)
@@ -76,12 +78,18 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         else:
             picture.text(4, y - 18, name, kind="knob")
             picture.line((4, y), (across.end, y), "rule")
+
         _row_of_changes(picture, across, y, changes, result)
+
     return picture
 
 
 def _row_of_changes(
-    picture: Picture, across: Scale, y: float, changes: Sequence[Change], result: Result
+    picture: Picture,
+    across: Scale,
+    y: float,
+    changes: Sequence[Change],
+    result: Result,
 ) -> None:
     """Draw the changes of a knob, with their values where there is room for them."""
     free = across.start - 30.0  # where the last label ends
@@ -104,7 +112,12 @@ def _row_of_changes(
             free = x + width_of(words)
 
 
-def _mark(picture: Picture, at: At, change: Alternative, title: str) -> None:
+def _mark(
+    picture: Picture,
+    at: At,
+    change: Alternative,
+    title: str,
+) -> None:
     if not change.fits:
         group = picture.titled("g", title, kind="change misses", tabindex=-1)
         picture.cross(at, 3, group)
@@ -113,7 +126,13 @@ def _mark(picture: Picture, at: At, change: Alternative, title: str) -> None:
     x, y = at
     kind = "known" if change.measured else "believed"
     group = picture.titled("g", title, kind=f"change {kind}", tabindex=-1)
-    picture.draw("circle", into=group, cx=x, cy=y, r=4.0)
+    picture.draw(
+        "circle",
+        into=group,
+        cx=x,
+        cy=y,
+        r=4.0,
+    )
 
 
 def _change_title(change: Alternative, speed: float, result: Result) -> str:
@@ -125,6 +144,7 @@ def _change_title(change: Alternative, speed: float, result: Result) -> str:
         words = budget_words(change.peak_bytes, result)
     else:
         words = OUTCOMES[change.outcome]
+
     return f"{change.knob} {value(change.value)}: {words} {source(change.measured)}"
 
 
@@ -167,6 +187,7 @@ def progress(record: Record, by: str) -> Picture | None:
         if best > before or (best and place == last):
             stair.append((across(ends[place]), up(best)))
         before = best
+
     path = steps(stair) if len(stair) > 1 else ""
     picture.draw("path", d=path, kind="leading")
 
@@ -180,6 +201,7 @@ def progress(record: Record, by: str) -> Picture | None:
             shape(picture, dot, name, (x, up(rates[place])), 3.0)
         else:
             picture.cross((x, up.start - 5), 2.5, dot, "cross")
+
     return picture
 
 
@@ -205,6 +227,7 @@ def devices_picture(record: Record, what: str) -> Picture | None:
             figure = prediction.high / GIB
         if figure:
             figures[prediction.devices] = figure
+
     if len(figures) < _FEWEST:
         return None
 
@@ -233,7 +256,15 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     for devices, (x, y) in places.items():
         radius = 3.2 if devices == hardware.devices else 2.2
         words = f"{pluralize(devices, 'device')}: {number(figures[devices])}"
-        picture.titled("circle", words, cx=x, cy=y, r=radius, kind="peak")
+        picture.titled(
+            "circle",
+            words,
+            cx=x,
+            cy=y,
+            r=radius,
+            kind="peak",
+        )
+
     return picture
 
 
@@ -263,6 +294,7 @@ def error_picture(record: Record, what: str) -> Picture | None:
         words = f"{hover_text(config, record.result)} \u2014 {words}"
         dot = link(picture, config.number, words, f"dot {config.tier}")
         shape(picture, dot, config.tier, (across(measured), up(predicted)), 3.6)
+
     return picture
 
 
@@ -280,6 +312,7 @@ def error_words(record: Record) -> str:
         if len(pairs) >= _FEWEST:
             off = [abs(predicted / measured - 1) for _, predicted, measured in pairs]
             errors.append(f"{words} by {percent(statistics.median(off))}")
+
     if not errors:
         return ""
 
@@ -305,4 +338,5 @@ def _pairs(record: Record, what: str) -> list[tuple[Plotted, float, float]]:
 
         if predicted and measured:
             pairs.append((config, predicted, measured))
+
     return pairs

@@ -18,6 +18,7 @@ def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
     """Every knob that is on, in the order of the config; training all weights has a row, too."""
     left_out = {*off_knobs(config), *implied(config)}
     shown = [name for name in config if name not in left_out and knob_named(name).has_row]
+
     return [_row(config, name) for name in shown]
 
 
@@ -29,6 +30,7 @@ def off_knobs(config: Mapping[str, Any]) -> list[str]:
         knob = knob_named(name)
         if is_off(given) and knob.has_row and knob.off not in knob.words:
             names.append(knob.name)
+
     return names
 
 

@@ -21,6 +21,7 @@ def learning_picture(record: Record, width: int = 720) -> Picture | None:
             for seconds, loss in run:
                 times.append(seconds)
                 losses.append(loss)
+
     if not losses:
         return None
 
@@ -40,4 +41,5 @@ def learning_picture(record: Record, width: int = 720) -> Picture | None:
             places = [(across(seconds), up(loss)) for seconds, loss in run]
             picture.draw("path", into=group, d=polyline(places), kind=kind)
             shape(picture, group, name, places[-1], 3.6)
+
     return picture

@@ -46,6 +46,7 @@ def breakdown(record: Record, width: int = 720) -> Picture | None:
     words = "budget" if usable == budget.device_bytes else "usable"
     picture.line((x, 2), (x, bottom), "budget")
     picture.text(x - 4, bottom + 10, words, kind="budget-label", anchor="end")
+
     return picture
 
 
@@ -77,13 +78,19 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     if is_wide:
         _name_bands(picture, across.end + 6, up, timeline)
     _mark_peak(picture, across, up, timeline)
+
     return picture
 
 
 def moments(timeline: Timeline) -> str:
     """The moments as numbers of GiB, for the tooltip."""
     sizes = [[float(f"{size / GIB:.3g}") for size in moment] for moment in timeline.moments]
-    shown = {"kinds": list(KIND_WORDS.values()), "at": timeline.at, "gib": sizes}
+    shown = {
+        "kinds": list(KIND_WORDS.values()),
+        "at": timeline.at,
+        "gib": sizes,
+    }
+
     return json.dumps(shown, separators=(",", ":"))
 
 
@@ -99,6 +106,7 @@ def timeline_words(record: Record, name: str) -> str:
         if off >= 0.0005:
             more = "more" if predicted > measured else "less"
             how = f"{percent(off)} {more} than measured"
+
         figures = f"{gib(predicted)} GiB predicted, {gib(measured)} GiB measured"
         sentences.append(f"Peak {figures}: {how}.")
 
@@ -107,16 +115,19 @@ def timeline_words(record: Record, name: str) -> str:
     if timeline.micro_batches > 1:
         shown = f"the last of {timeline.micro_batches} micro-batches, and the update"
         sentences.append(f"Shown is {shown}.")
+
     if timeline.resting:
         sentences.append(resting_words(timeline.resting))
     if timeline.bottleneck:
         bound = bound_by(timeline.bottleneck, timeline.config)
         sentences.append(f"By what is predicted it is {bound}.")
+
     if timeline.config.get("compile") not in (None, "none"):
         sentences.append(
             "Compiled code cannot be followed: the memory is that of the operations before they are "
             "compiled."
         )
+
     return " ".join(sentences)
 
 
@@ -130,6 +141,7 @@ def traced_tiers(record: Record) -> dict[str, tuple[Timeline, Measurement | Esti
         timeline = record.timelines.get(name)
         if best is not None and timeline is not None and timeline.config == best.config:
             traced[name] = (timeline, best)
+
     return traced
 
 
@@ -141,7 +153,12 @@ def _measured(best: Measurement | Estimate) -> int:
 
 
 def _bar(
-    picture: Picture, across: Scale, top: float, name: str, timeline: Timeline, measured: int
+    picture: Picture,
+    across: Scale,
+    top: float,
+    name: str,
+    timeline: Timeline,
+    measured: int,
 ) -> None:
     """Draw the peak of a tier as a stacked bar, and where the measured peak ends."""
     sizes = timeline.moments[timeline.fullest]
@@ -155,7 +172,14 @@ def _bar(
         below += size
         width = across(below / GIB) - start
         drawn = max(width - 0.8, 0.5)
-        picture.draw("rect", x=start, y=top, width=drawn, height=_BAR, kind=f"band {kind}")
+        picture.draw(
+            "rect",
+            x=start,
+            y=top,
+            width=drawn,
+            height=_BAR,
+            kind=f"band {kind}",
+        )
 
         for words in (f"{KIND_WORDS[kind]} {gib(size)}", KIND_WORDS[kind]):
             if width_of(words) < width - 8:
@@ -172,6 +196,7 @@ def _bar(
         anchor = "end"
     elif x < wide / 2:
         anchor = "start"
+
     picture.line((x, top - 3), (x, top + _BAR + 3), "measured")
     picture.text(x, top + _BAR + 13, words, kind="tick", anchor=anchor)
 
@@ -187,11 +212,15 @@ def _thinned(timeline: Timeline, most: int | None) -> list[tuple[float, tuple[in
     for start in range(0, len(every), stretch):
         moments_of_it = every[start : start + stretch]
         fullest.append(max(moments_of_it, key=lambda moment: sum(moment[1])))
+
     return fullest
 
 
 def _draw_bands(
-    picture: Picture, across: Scale, up: Scale, shown: list[tuple[float, tuple[int, ...]]]
+    picture: Picture,
+    across: Scale,
+    up: Scale,
+    shown: list[tuple[float, tuple[int, ...]]],
 ) -> None:
     """Draw the kinds of memory, the highest first, so that each lower one covers it."""
     for level in range(len(KINDS), 0, -1):
@@ -204,7 +233,12 @@ def _draw_bands(
         picture.draw("path", d=area, kind=f"band {KINDS[level - 1]}")
 
 
-def _name_phases(picture: Picture, across: Scale, up: Scale, timeline: Timeline) -> None:
+def _name_phases(
+    picture: Picture,
+    across: Scale,
+    up: Scale,
+    timeline: Timeline,
+) -> None:
     """Draw where each phase of the step begins, with its name where there is room; the last one's
     always."""
     y = up.start + 15
@@ -219,7 +253,12 @@ def _name_phases(picture: Picture, across: Scale, up: Scale, timeline: Timeline)
             picture.text(across.end, y, phase, kind="tick", anchor="end")
 
 
-def _name_bands(picture: Picture, x: float, up: Scale, timeline: Timeline) -> None:
+def _name_bands(
+    picture: Picture,
+    x: float,
+    up: Scale,
+    timeline: Timeline,
+) -> None:
     """Names at the right, each at the height of its band at the fullest moment, apart enough to
     read."""
     sizes = timeline.moments[timeline.fullest]
@@ -239,11 +278,22 @@ def _name_bands(picture: Picture, x: float, up: Scale, timeline: Timeline) -> No
         picture.text(x, y, KIND_WORDS[kind], kind=f"name {kind}")
 
 
-def _mark_peak(picture: Picture, across: Scale, up: Scale, timeline: Timeline) -> None:
+def _mark_peak(
+    picture: Picture,
+    across: Scale,
+    up: Scale,
+    timeline: Timeline,
+) -> None:
     peak = sum(timeline.moments[timeline.fullest])
     x = across(timeline.at[timeline.fullest])
     y = up(peak / GIB)
-    picture.draw("circle", cx=x, cy=y, r=2.6, kind="peak")
+    picture.draw(
+        "circle",
+        cx=x,
+        cy=y,
+        r=2.6,
+        kind="peak",
+    )
 
     words = f"peak {gib(peak)} GiB"
     if x + width_of(words) + 10 > across.end:

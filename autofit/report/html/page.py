@@ -103,6 +103,7 @@ def pictures(record: Record) -> dict[str, Picture]:
         "progress-by-probe": progress(record, by="probe"),
         "progress-by-time": progress(record, by="minute"),
     }
+
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
 
@@ -143,6 +144,7 @@ def step_words(best: Measurement | Estimate) -> str:
         return ""
     if isinstance(step, StepSeconds):
         return f"{step.median:.3g} s a step (95 %: {step.low:.3g} to {step.high:.3g})"
+
     return f"about {step:.3g} s a step"
 
 
@@ -154,7 +156,9 @@ def training_time(seconds: float) -> str:
         count = seconds / size
         if count < 1000:
             return f"{count:.3g} {name}"
+
         return f"{count:,.0f} {name}"
+
     return f"{seconds:.3g} seconds"
 
 
@@ -172,6 +176,7 @@ def _exports(folder: Path) -> list[tuple[str, str]]:
             if is_short_file and not path.name.startswith("."):
                 text = path.read_text(encoding="utf-8", errors="replace")
                 texts.append((str(path.relative_to(folder)), text))
+
     return texts
 
 
@@ -189,6 +194,7 @@ def _trials(
         log = f"probes/{trial.number:04d}.log"
         has_log = (directory / log).is_file()
         rows.append((trial, latest, predicted, log if has_log else None))
+
     return rows
 
 
@@ -223,6 +229,7 @@ def _further_trials(record: Record, differing: Sequence[str]) -> str:
             seconds = predicted.step_seconds
             row.append(fmt.gib(int(nbytes)) if nbytes else "")
             row.append(f"{seconds:.3g}" if seconds else "")
+
         row.append(f"{trial.seconds:.1f}")
         rows.append(row)
 
@@ -232,6 +239,7 @@ def _further_trials(record: Record, differing: Sequence[str]) -> str:
         "outcomes": {outcome.value: name for outcome, name in fmt.OUTCOMES.items()},
         "rows": rows,
     }
+
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -251,6 +259,7 @@ def shared_knobs(result: Result) -> str:
     on = config.keys() - off_knobs(config) - set(differing)
     if not on:
         return ""
+
     return fmt.describe(config, on)
 
 
@@ -263,6 +272,7 @@ def _tiers(result: Result) -> list[tuple[str, str, str]]:
     for name, mark in _MARKS.items():
         if name in drawn:
             tiers.append((name, mark, fmt.TIER_TITLES[name]))
+
     return tiers
 
 
@@ -271,6 +281,7 @@ def _inline(draw: Callable[..., Picture | None], record: Record, *given: object)
     picture = draw(record, *given)
     if picture is None:
         return None
+
     return Markup(picture.markup())  # ElementTree has escaped what is in it
 
 
@@ -280,6 +291,7 @@ def _both(draw: Callable[..., Picture | None], record: Record, *given: object) -
     if wide is None:
         return None
     narrow = _inline(draw, record, *given, 360)
+
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
@@ -339,4 +351,5 @@ def _template() -> Template:
         "further_trials": _further_trials,
         "exports": _exports,
     }
+
     return environment.from_string(_read("page.html"))

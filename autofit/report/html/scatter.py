@@ -70,6 +70,7 @@ def plotted(record: Record) -> list[Plotted]:
                 predicted=predicted,
             )
         )
+
     return configs
 
 
@@ -79,6 +80,7 @@ def leveled(measurement: Measurement, result: Result) -> float:
     throughput = measurement.throughput
     if result.best is not None:
         throughput = relative_speed(measurement, result) * result.best.throughput
+
     return throughput * result.units_per_sample
 
 
@@ -94,19 +96,37 @@ def hover_text(dot: Plotted, result: Result) -> str:
     if dot.nbytes:
         size = f"{gib(dot.nbytes)} GiB"
         parts.append(size if measurement.fits else f"had taken {size}")
+
     return " \u2014 ".join(parts)
 
 
-def link(picture: Picture, number_of_trial: int, title: str, kind: str) -> Element:
+def link(
+    picture: Picture,
+    number_of_trial: int,
+    title: str,
+    kind: str,
+) -> Element:
     """A link to the row of a trial, for what is drawn into it."""
     return picture.titled("a", title, href=f"#trial-{number_of_trial}", kind=kind, tabindex=-1)
 
 
-def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> None:
+def shape(
+    picture: Picture,
+    into: Element,
+    name: str,
+    at: At,
+    radius: float,
+) -> None:
     """Draw the mark of a tier: a circle, a triangle, a diamond or a square."""
     x, y = at
     if name == "full":
-        picture.draw("circle", into=into, cx=x, cy=y, r=radius)
+        picture.draw(
+            "circle",
+            into=into,
+            cx=x,
+            cy=y,
+            r=radius,
+        )
     elif name == "lora":
         wide = radius * 1.15
         high = radius * 1.2
@@ -119,7 +139,14 @@ def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> 
     else:
         half = radius * 0.9
         side = radius * 1.8
-        picture.draw("rect", into=into, x=x - half, y=y - half, width=side, height=side)
+        picture.draw(
+            "rect",
+            into=into,
+            x=x - half,
+            y=y - half,
+            width=side,
+            height=side,
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +201,7 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
         if result.best is not None and result.best.config == dot.measurement.config:
             kind += " best"
             radius = 6.5
+
         element = link(picture, dot.number, hover_text(dot, result), kind)
         shape(picture, element, dot.tier, _place(plot, dot), radius)
 
@@ -186,7 +214,12 @@ def _place(plot: _Plot, dot: Plotted) -> At:
     return plot.at(dot.nbytes or 0, dot.rate or 0.0)
 
 
-def _across(dots: list[Plotted], result: Result, usable: int, width: int) -> Scale:
+def _across(
+    dots: list[Plotted],
+    result: Result,
+    usable: int,
+    width: int,
+) -> Scale:
     """The axis of memory, as far as the largest that fits, and what is just beyond."""
     furthest = usable * _BEYOND
     most = usable * 1.12
@@ -196,6 +229,7 @@ def _across(dots: list[Plotted], result: Result, usable: int, width: int) -> Sca
             most = max(most, dot.nbytes)
         if dot.ran_out:
             beyond.append(_needed(dot, usable))
+
     for points in result.frontier.values():
         beyond += [point.peak_bytes for point in points]
 
@@ -205,7 +239,12 @@ def _across(dots: list[Plotted], result: Result, usable: int, width: int) -> Sca
     return Scale(0.0, end / GIB, 52, width - 14)
 
 
-def _up(fitting: list[Plotted], result: Result, usable: int, height: int) -> Scale:
+def _up(
+    fitting: list[Plotted],
+    result: Result,
+    usable: int,
+    height: int,
+) -> Scale:
     """The axis of throughput, as high as what was measured, and predictions not far above."""
     rates = [dot.rate for dot in fitting if dot.rate]
     most = _HIGHEST * max(rates)
@@ -226,7 +265,14 @@ def _budget_line(plot: _Plot) -> None:
     top = plot.up.end - 6
     bottom = plot.up.start
     beyond = plot.across.end - x
-    plot.picture.draw("rect", x=x, y=top, width=beyond, height=bottom - top, kind="beyond")
+    plot.picture.draw(
+        "rect",
+        x=x,
+        y=top,
+        width=beyond,
+        height=bottom - top,
+        kind="beyond",
+    )
     plot.picture.line((x, bottom), (x, top), "budget")
 
     budget = plot.record.result.budget.device_bytes
@@ -243,6 +289,7 @@ def _fronts(plot: _Plot, fitting: list[Plotted]) -> None:
     for dot in fitting:
         samples = (dot.rate or 0.0) / result.units_per_sample
         points.append(Point(dot.measurement.config, dot.nbytes or 0, samples, None, measured=True))
+
     for predicted in result.frontier.values():
         points += [point for point in predicted if not point.measured]
 
@@ -292,7 +339,15 @@ def _miss(plot: _Plot, dot: Plotted) -> None:
     picture = plot.picture
     words = hover_text(dot, result)
     element = link(picture, dot.number, words, f"dot missed {dot.tier}")
-    picture.draw("rect", into=element, x=x - 7, y=y - 7, width=14, height=14, kind="reach")
+    picture.draw(
+        "rect",
+        into=element,
+        x=x - 7,
+        y=y - 7,
+        width=14,
+        height=14,
+        kind="reach",
+    )
     picture.cross((x, y), 3.6, element)
 
 

@@ -51,6 +51,7 @@ class Scale:
             return list(self.marked)
         if self.logarithmic:
             return powers(self.low, self.high)
+
         return round_numbers(self.low, self.high, about)
 
 
@@ -85,13 +86,21 @@ def powers(low: float, high: float) -> list[float]:
             number = factor * 10.0**exponent
             if low * 0.999 <= number <= high * 1.001:
                 numbers.append(number)
+
     return numbers
 
 
 class Picture:
     """An SVG of a fixed drawing size, which a page may scale."""
 
-    def __init__(self, width: int, height: int, label: str, *, interactive: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        label: str,
+        *,
+        interactive: bool = False,
+    ) -> None:
         self.width = width
         self.height = height
         self.label = label
@@ -134,18 +143,37 @@ class Picture:
         return element
 
     def titled(
-        self, tag: str, title: str, *, into: Element | None = None, **attributes: object
+        self,
+        tag: str,
+        title: str,
+        *,
+        into: Element | None = None,
+        **attributes: object,
     ) -> Element:
         """Add an element that shows a title when it is pointed at."""
         element = self.draw(tag, None, into=into, **attributes)
         self.draw("title", title, into=element)
+
         return element
 
     def line(self, start: At, end: At, kind: str) -> None:
         """Draw a straight line."""
-        self.draw("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], kind=kind)
+        self.draw(
+            "line",
+            x1=start[0],
+            y1=start[1],
+            x2=end[0],
+            y2=end[1],
+            kind=kind,
+        )
 
-    def cross(self, at: At, radius: float, into: Element, kind: str | None = None) -> None:
+    def cross(
+        self,
+        at: At,
+        radius: float,
+        into: Element,
+        kind: str | None = None,
+    ) -> None:
         """Draw two crossing strokes."""
         x, y = at
         arm = f"{2 * radius:g}"
@@ -153,13 +181,31 @@ class Picture:
         self.draw("path", into=into, d=path, kind=kind)
 
     def text(
-        self, x: float, y: float, words: str, *, kind: str = "label", anchor: str | None = None
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        kind: str = "label",
+        anchor: str | None = None,
     ) -> None:
         """Draw words whose baseline begins, or as anchored, at a point."""
-        self.draw("text", words, x=x, y=y, kind=kind, text_anchor=anchor)
+        self.draw(
+            "text",
+            words,
+            x=x,
+            y=y,
+            kind=kind,
+            text_anchor=anchor,
+        )
 
     def frame(
-        self, across: Scale, up: Scale, *, titles: tuple[str, str], ticks: tuple[int, int] = (6, 5)
+        self,
+        across: Scale,
+        up: Scale,
+        *,
+        titles: tuple[str, str],
+        ticks: tuple[int, int] = (6, 5),
     ) -> None:
         """Draw the axes: a range each, ticks at round numbers, and their titles; no box and no
         grid."""
@@ -172,6 +218,7 @@ class Picture:
             x = across(number)
             self.line((x, bottom), (x, bottom + 4), "axis")
             self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
+
         self.scale_up(left, up, ticks[1])
 
         self.text(across.end, bottom + 32, titles[0], anchor="end", kind="title")
@@ -207,6 +254,7 @@ def steps(points: Sequence[At]) -> str:
     path = f"M{_figure(left)},{_figure(top)}"
     for x, y in others:
         path += f"H{_figure(x)}V{_figure(y)}"
+
     return path
 
 
@@ -227,6 +275,7 @@ def apart(positions: Iterable[float], least: float) -> list[float]:
         if moved:
             position = max(position, moved[-1] + least)
         moved.append(position)
+
     return moved
 
 

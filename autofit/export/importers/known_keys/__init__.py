@@ -19,6 +19,7 @@ def known_keys(tool: str) -> tuple[str, frozenset[str]]:
     path = Path(__file__).parent / f"{tool}.txt"
     head, *names = path.read_text(encoding="utf-8").splitlines()
     version, _, _ = head.removeprefix("# ").partition(",")
+
     return version, frozenset(names)
 
 
@@ -42,4 +43,5 @@ def note_on_unknown(tool: str, keys: Iterable[str]) -> str | None:
         return None
     if len(named) == 1:
         return f"{version} does not know the key {named[0]}; it stays as it is."
+
     return f"{version} does not know the keys {', '.join(named)}; they stay as they are."
