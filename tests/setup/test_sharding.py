@@ -1,5 +1,6 @@
 """What ranks share: weights, gradients that not every loss reaches, statistics; in float64 to the last digits."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -117,6 +118,27 @@ def test_weights_that_not_every_loss_reaches(
     assert any(moved)
     for found in on_ranks(2, trained, make, knobs | parallel, 2):
         assert found == (pytest.approx(losses, abs=LOSS), moved)
+
+
+class _Towers:
+    """A Llama with blocks that none of its samples goes through."""
+
+    def __call__(self) -> nn.Module:
+        model = tiny.llama()()
+        model.tower = copy.deepcopy(model.model.layers)
+        return model
+
+
+def with_a_spare_tower() -> Workload:
+    return dataclasses.replace(tiny.llama_workload(), model=_Towers())
+
+
+def test_adapters_wait_for_the_last_micro_batch_beside_blocks_that_nothing_gathers() -> None:
+    knobs = {"micro_batch_size": 1, "precision": "bf16-mixed", "lora_rank": 4}
+    ((losses, moved),) = on_ranks(1, trained, with_a_spare_tower, knobs, 1)
+    assert any(moved)
+    for found in on_ranks(2, trained, with_a_spare_tower, knobs | FSDP, 2):
+        assert found == (pytest.approx(losses, abs=LOSS_OF_16_BITS), moved)
 
 
 class _Collectives(TorchDispatchMode):
