@@ -39,14 +39,22 @@ _PART_OF_ANOTHER = tuple(knob.name for knob in KNOBS.values() if knob.part_of)
 
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
-    """A config in a few words: its knobs that are on, of those named or of all."""
-    left_out = {*_PART_OF_ANOTHER, *implied(config)}
-    names = config if knobs is None else [name for name in config if name in knobs]
-    named = [name for name in names if name not in left_out]
-    on = [name for name in named if not is_off(config[name])]
+    """A config in a few words: its knobs that are on, of those named or of all.
 
-    words = [_knob(config, name) for name in on or named]
-    return ", ".join(words)
+    Where none is on, all of them.
+    """
+    left_out = {*_PART_OF_ANOTHER, *implied(config)}
+    on = []
+    off = []
+    for name, given in config.items():
+        if name in left_out or (knobs is not None and name not in knobs):
+            continue
+        if is_off(given):
+            off.append(_knob(config, name))
+        else:
+            on.append(_knob(config, name))
+
+    return ", ".join(on or off)
 
 
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -61,8 +69,11 @@ def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     for name, mine in config.items():
         its = other.get(name)
         is_same = mine == its or (is_off(mine) and is_off(its))
-        if name not in left_out and not is_same:
-            names[knob_named(name).part_of or name] = None
+        if name in left_out or is_same:
+            continue
+
+        whole = knob_named(name).part_of
+        names[whole or name] = None
 
     return [_knob(config, name) for name in names]
 
@@ -84,14 +95,18 @@ def instead(config: Config, best: Measurement | None, most: int = 4) -> str:
 def _knob(config: Mapping[str, Any], name: str) -> str:
     """A knob and its value, in the knob's own words."""
     knob = knob_named(name)
-    is_on = not is_off(config[name])
-    if not is_on and knob.short_off:
-        return knob.short_off
-    if not is_on or not knob.short:
-        return f"{name} {value(config[name])}"
+    given = config[name]
+    short = knob.short
+    if is_off(given):
+        if knob.short_off:
+            return knob.short_off
+        short = ""
+
+    if not short:
+        return f"{name} {value(given)}"
 
     parts = {part: value(config.get(part)) for part in _PART_OF_ANOTHER}
-    return knob.short.format(value=value(config[name]), **parts)
+    return short.format(value=value(given), **parts)
 
 
 def values(given: Any) -> str:
@@ -165,11 +180,15 @@ def number(figure: float) -> str:
 
 def gib(size: int) -> str:
     """Bytes as GiB, without the unit; small sizes with enough figures to tell them apart."""
-    for least, form in ((0.1, ".2f"), (0.001, ".3f")):
-        if size >= least * GIB:
-            return f"{size / GIB:{form}}"
+    figure = size / GIB
+    if figure >= 0.1:
+        return f"{figure:.2f}"
+    if figure >= 0.001:
+        return f"{figure:.3f}"
 
-    return f"{float(f'{size / GIB:.2g}'):.10f}".rstrip("0").rstrip(".")  # never 2e-05
+    rounded = float(f"{figure:.2g}")
+    written = f"{rounded:.10f}"  # never 2e-05
+    return written.rstrip("0").rstrip(".")
 
 
 def peak_bytes(measurement: Measurement) -> int | None:
@@ -182,7 +201,9 @@ def peak_bytes(measurement: Measurement) -> int | None:
 def peak_gib(measurement: Measurement) -> str:
     """That peak in GiB; empty where it was not watched."""
     peak = peak_bytes(measurement)
-    return gib(peak) if peak else ""
+    if not peak:
+        return ""
+    return gib(peak)
 
 
 def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) -> int | None:
@@ -200,11 +221,13 @@ def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) 
 def why_not(measurement: Measurement, budget: Budget) -> str:
     """Why a config that did not fit did not, in a few words."""
     word = OUTCOMES[measurement.outcome]
-    peak = peak_bytes(measurement)
-    if measurement.outcome is Outcome.OUT_OF_MEMORY and peak and peak > budget.device_bytes:
+    peak = peak_bytes(measurement) or 0
+    is_out_of_memory = measurement.outcome is Outcome.OUT_OF_MEMORY
+    if is_out_of_memory and peak > budget.device_bytes:
         return f"{word}: needs {gib(peak)} GiB of {gib(budget.device_bytes)}"
 
-    lines = lines_of((measurement.reason or "").strip())
+    reason = measurement.reason or ""
+    lines = lines_of(reason.strip())
     if not lines:
         return word
     return f"{word}: {one_line(lines[-1])}"
@@ -212,10 +235,8 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
 
 def drift_note(share: float) -> str:
     """By how much the machine's own speed changed during a search."""
-    return (
-        f"The machine's speed changed by {percent(share)} during the search; what is compared is "
-        "corrected for it."
-    )
+    changed = f"The machine's speed changed by {percent(share)} during the search"
+    return f"{changed}; what is compared is corrected for it."
 
 
 def misled_note(factor: float) -> str:
@@ -236,9 +257,10 @@ def close_call_note(count: int, tolerance: float) -> str | None:
         return None
 
     others = pluralize(count, "other config")
+    share = f"{tolerance * 100:.3g} %"
     return (
-        f"Too close to call: {others} came within {tolerance * 100:.3g} % of the best. Of all these "
-        "it learns most faithfully, else needs the fewest packages, else the least memory."
+        f"Too close to call: {others} came within {share} of the best. Of all these it learns most "
+        "faithfully, else needs the fewest packages, else the least memory."
     )
 
 
@@ -263,11 +285,15 @@ def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | N
     None where no data is known.
     """
     is_packed = workload.get("packing")
-    if is_packed is None or answer is None or not answer.tokens_per_second:
+    if is_packed is None or answer is None:
         return None
 
-    every = number(answer.tokens_per_second)
-    padded = number(answer.tokens_per_second * (1 - workload["padding"]))
+    tokens = answer.tokens_per_second
+    if not tokens:
+        return None
+
+    every = number(tokens)
+    padded = number(tokens * (1 - workload["padding"]))
     if not is_packed:
         return f"Samples are padded: of {every} tokens a second {padded} count."
 
@@ -280,7 +306,9 @@ def percent(fraction: float) -> str:
     """A fraction as whole percent, never rounded down to 0."""
     if fraction < 0.005:
         return "less than 1 %"
-    return f"{max(1, round(fraction * 100))} %"
+
+    whole = round(fraction * 100)
+    return f"{max(1, whole)} %"
 
 
 def speed(ratio: float) -> str:
@@ -342,7 +370,9 @@ def step(measurement: Measurement) -> str:
 
 def source(measured: bool) -> str:
     """Where a figure comes from."""
-    return "(measured)" if measured else "(predicted)"
+    if measured:
+        return "(measured)"
+    return "(predicted)"
 
 
 def where(hardware: Hardware, budget: Budget) -> str:
@@ -368,40 +398,53 @@ def resting_words(resting: Resting) -> str:
         held.append(f"adapters {gib(resting.adapters)}")
     held.append(f"gradients {gib(resting.gradients)}")
     held.append(f"optimizer state {gib(resting.optimizer)}")
+    sentences = [f"GiB between steps: {', '.join(held)}."]
 
-    kept = ""
     if resting.activations is not None:
         blocks = pluralize(resting.blocks, "block")
-        kept = f" {blocks} of a micro-batch keep {gib(resting.activations)} each."
+        each = gib(resting.activations)
+        sentences.append(f"{blocks} of a micro-batch keep {each} each.")
 
     trained = pluralize(resting.trained, "parameter")
     if resting.parameters:
-        share = f"{100 * resting.trained / resting.parameters:.3g} %"
-        trained = f"{resting.trained:,} of {pluralize(resting.parameters, 'parameter')} ({share})"
+        every = pluralize(resting.parameters, "parameter")
+        share = 100 * resting.trained / resting.parameters
+        trained = f"{resting.trained:,} of {every} ({share:.3g} %)"
+    sentences.append(f"Trained: {trained}.")
 
-    return f"GiB between steps: {', '.join(held)}.{kept} Trained: {trained}."
+    return " ".join(sentences)
 
 
 def clock(seconds: float) -> str:
     """A running time, as a clock shows it."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
+    whole = int(seconds)
+    minutes = whole // 60
+    hours = minutes // 60
 
-    return f"{minutes}:{rest:02d}"
+    shown = f"{whole % 60:02d}"
+    if hours:
+        return f"{hours}:{minutes % 60:02d}:{shown}"
+    return f"{minutes}:{shown}"
 
 
 def about(seconds: float) -> str:
     """A guessed time: one or two figures."""
-    for least, size, name in ((5400, 3600, "h"), (90, 60, "min")):
-        if seconds >= 10 * size:
-            return f"{seconds / size:.0f} {name}"
-        if seconds >= least:
-            return f"{seconds / size:.2g} {name}"
+    if seconds >= 5400:
+        return f"{_two_figures(seconds / 3600)} h"
+    if seconds >= 90:
+        return f"{_two_figures(seconds / 60)} min"
 
-    rounded = round(seconds, -1) if seconds > 20 else round(seconds)
-    return f"{max(1, rounded):.0f} s"
+    rounded = round(seconds)
+    if seconds > 20:
+        rounded = round(seconds / 10) * 10
+    return f"{max(1, rounded)} s"
+
+
+def _two_figures(time: float) -> str:
+    """A time without a fraction, but for a small one."""
+    if time >= 10:
+        return f"{time:.0f}"
+    return f"{time:.2g}"
 
 
 def listed(words: list[str]) -> str:
@@ -414,7 +457,9 @@ def listed(words: list[str]) -> str:
 def points(title: str, lines: Iterable[str]) -> list[str]:
     """A title with the points of a list below it; nothing without any."""
     items = [POINT + line for line in lines]
-    return [title, *items] if items else []
+    if not items:
+        return []
+    return [title, *items]
 
 
 def table(*columns: Column | str) -> Table:

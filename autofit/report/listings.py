@@ -70,21 +70,24 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     budget = data["budget_bytes"]
     place = f"{data['hardware']['name']} within {gib(budget)} GiB"
 
-    verdict = f"{FITS[data['fits']].capitalize()}: {_interval(data)} GiB expected"
-    verdict += f", {gib(usable)} may be used"
+    fits = FITS[data["fits"]].capitalize()
+    verdict = f"{fits}: {_interval(data)} GiB expected, {gib(usable)} may be used"
     if usable < budget:
-        verdict += f" (a margin of {percent(1 - usable / budget)} is kept)"
+        margin = percent(1 - usable / budget)
+        verdict += f" (a margin of {margin} is kept)"
 
     tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
     if data["reserved_bytes"] is not None:
         tensors += f", {gib(data['reserved_bytes'])} reserved for them"
+
     lines = [f"{tensors}."]
     if data.get("host_bytes"):
         lines.append(f"{gib(data['host_bytes'])} GiB in the memory of the host.")
     if data.get("resting"):
-        lines.append(resting_words(Resting(**data["resting"])))
+        resting = Resting(**data["resting"])
+        lines.append(resting_words(resting))
     lines += ["", _time(data)]
-    lines += [f"Note: {note}" for note in data["notes"]]
+    lines += _notes(data)
 
     return Group(
         Text(f"{_subject(data)}, on {place}"),
@@ -93,6 +96,11 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
         _parts(data["breakdown"]),
         *map(Text, lines),
     )
+
+
+def _notes(data: Mapping[str, Any]) -> list[str]:
+    """The notes of an answer, a line each."""
+    return [f"Note: {note}" for note in data["notes"]]
 
 
 def _parts(breakdown: Mapping[str, int]) -> Table:
@@ -135,7 +143,7 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
             f"{other['knob']} {value(other['value'])}",
             gib(_middle(other)),
             _percent(memory),
-            "-" if time is None else _percent(time),
+            _percent(time),
             other["fits"],
         ]
         changed.add_row(*map(Text, cells))
@@ -151,6 +159,7 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     sizes = []
     for name, size in data["largest"].items():
         sizes.append(f"{_SIZES[name]} {size or 'none'}")
+
     if sizes:
         lines.append(f"Largest that fits, all else as it is: {', '.join(sizes)}.")
 
@@ -178,12 +187,13 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
             lines.append(f"From {more['devices']} devices on: {', '.join(changed)}.")
 
     notes = []
-    if len(shown) < len(every):
-        notes.append(f"{len(every) - len(shown)} more do not fit; --json lists them.")
-    reasons = dict.fromkeys(card["reason"] for card in every if card["reason"])
-    notes += [f"- {reason}" for reason in reasons]
-    notes += [f"Note: {note}" for note in data["notes"]]
+    left_out = len(every) - len(shown)
+    if left_out:
+        notes.append(f"{left_out} more do not fit; --json lists them.")
 
+    reasons = dict.fromkeys(card["reason"] for card in every)
+    notes += [f"- {reason}" for reason in reasons if reason]
+    notes += _notes(data)
     return Group(*map(Text, lines), _cards(every, shown), *map(Text, notes))
 
 
@@ -192,6 +202,7 @@ def _cards(every: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]
     unit = "samples"
     if any(card["tokens_per_second"] for card in every):
         unit = "tokens"
+
     cost, dollars = _COSTS[unit]
     are_priced = any(card[cost] is not None for card in every)
     nodes = max((card["nodes"] for card in every), default=1)
@@ -206,23 +217,32 @@ def _cards(every: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]
 
     cards = _named("--gpu", *titles)
     for card in shown:
-        needs = _interval(card) if card["device_bytes"] else "-"
-        rate = _known(card[f"{unit}_per_second"])
-        cells = [f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, rate]
-        if are_several:
-            number_of = str(card["devices"])
-            cells.insert(0, f"{nodes} x {number_of}" if nodes > 1 else number_of)
+        needs = "-"
+        if card["device_bytes"]:
+            needs = _interval(card)
 
+        cells = [card["name"]]
+        if are_several:
+            count = str(card["devices"])
+            if nodes > 1:
+                count = f"{nodes} x {count}"
+            cells.append(count)
+
+        memory = f"{card['memory_bytes'] / GIB:.1f}"
+        rate = _known(card[f"{unit}_per_second"])
+        cells += [memory, card["fits"], needs, rate]
         if are_priced:
             cells.append(_known(card[cost]))
-        cards.add_row(Text(card["name"]), *map(Text, cells))
+        cards.add_row(*map(Text, cells))
 
     return cards
 
 
 def _known(figure: float | None) -> str:
     """A figure, or a dash where there is none."""
-    return "-" if figure is None else number(figure)
+    if figure is None:
+        return "-"
+    return number(figure)
 
 
 def _subject(data: Mapping[str, Any]) -> str:
@@ -256,8 +276,9 @@ def _time(data: Mapping[str, Any]) -> str:
             rates.append(f"{number(figure)} {unit}/s")
 
     bound = bound_by(data["bottleneck"], data["config"])
-    used = f"{percent(data['utilisation'])} of the peak rate put to use"
-    return f"A step takes {step}: {', '.join(rates)}; {bound}, {used}."
+    used = percent(data["utilisation"])
+    rest = f"{bound}, {used} of the peak rate put to use"
+    return f"A step takes {step}: {', '.join(rates)}; {rest}."
 
 
 def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -269,9 +290,10 @@ def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         memory, time = _changes(other, data)
         if abs(memory) < _NOTICED and abs(time or 0.0) < _NOTICED:
             continue
-        if other["knob"] in _SIZES and other["value"] not in _next_sizes(other["knob"], data):
-            continue
-        yield other
+
+        knob = other["knob"]
+        if knob not in _SIZES or other["value"] in _next_sizes(knob, data):
+            yield other
 
 
 def _next_sizes(knob: str, data: Mapping[str, Any]) -> list[int]:
@@ -296,8 +318,9 @@ def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, 
     memory = _middle(other) / _middle(data) - 1
     before = data["step_seconds"]
     after = other["step_seconds"]
-
-    return memory, after / before - 1 if before and after else None
+    if not before or not after:
+        return memory, None
+    return memory, after / before - 1
 
 
 def _middle(data: Mapping[str, Any]) -> int:
@@ -306,8 +329,10 @@ def _middle(data: Mapping[str, Any]) -> int:
     return (int(ends["low"]) + int(ends["high"])) // 2
 
 
-def _percent(change: float) -> str:
-    """A change in percent, with its sign."""
+def _percent(change: float | None) -> str:
+    """A change in percent, with its sign; a dash where it is unknown."""
+    if change is None:
+        return "-"
     if abs(change) < _NOTICED:
         return "0%"
     return f"{change:+.0%}"
@@ -317,18 +342,25 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     """The device, the budget, the versions, and whether every value of every technique is available
     here."""
     hardware = data["hardware"]
-    store = data["store"]
-    free = f"{hardware['host_free_bytes'] / GIB:.1f} GiB free"
-    of_all = f"{hardware['host_memory_bytes'] / GIB:.1f}"
+    memory = hardware["memory_bytes"] / GIB
+    free = hardware["host_free_bytes"] / GIB
+    host = hardware["host_memory_bytes"] / GIB
+    cores = pluralize(hardware["cores"], "core")
     versions = [f"{name} {version}" for name, version in data["versions"].items()]
+
+    store = data["store"]
+    stored = store["trouble"]
+    if not stored:
+        stored = f"{_measurements(store)} in {store['path']}"
+
     rows = {
         "device": f"{hardware['name']} ({hardware['device']})",
-        "memory": f"{hardware['memory_bytes'] / GIB:.1f} GiB",
+        "memory": f"{memory:.1f} GiB",
         "budget": f"{data['budget_gib']:.1f} GiB unless you give another",
-        "host": f"{free} of {of_all}, {pluralize(hardware['cores'], 'core')}",
+        "host": f"{free:.1f} GiB free of {host:.1f}, {cores}",
         "versions": ", ".join(versions),
         "predictions": _calibration(data["calibration"]),
-        "store": store["trouble"] or f"{_measurements(store)} in {store['path']}",
+        "store": stored,
     }
     for package, error in data["broken"].items():
         rows[f"broken: {package}"] = error
@@ -336,17 +368,24 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     facts = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
+    return Group(facts, Text(), _knobs(data["techniques"]))
 
-    # Two columns, a line for the name of each and its values below it: more would fold words on
-    # eighty columns.
+
+def _knobs(techniques: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for the name of each knob and its values below it, beside how they stand."""
+    # Two columns alone: more would fold words on eighty columns.
     knobs = Table.grid(Column(max_width=34), Column(), padding=(0, 2, 0, 0))
-    for technique in data["techniques"]:
-        derived = "" if technique["values"] else "derived from others"
+    for technique in techniques:
+        derived = ""
+        if not technique["values"]:
+            derived = "derived from others"
         knobs.add_row(Text(technique["name"], "bold"), Text(derived))
-        for status, values in _by_status(technique["values"]).items():
-            knobs.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
 
-    return Group(facts, Text(), knobs)
+        for status, values in _by_status(technique["values"]).items():
+            indented = Padding(Text(", ".join(values)), (0, 0, 0, 2))
+            knobs.add_row(indented, Text(status))
+
+    return knobs
 
 
 def _calibration(known: Mapping[str, Any]) -> str:
@@ -361,10 +400,11 @@ def _calibration(known: Mapping[str, Any]) -> str:
         ratios.append(f"steps took {known['seconds']:.2f} times as long as predicted")
     found = " and ".join(ratios) or "as predicted"
 
-    of_what = f"median of {pluralize(known['count'], 'measurement')}"
-    if known["discounted"]:
-        of_what += f", {known['discounted']} of them long ago or on a busy machine"
-    return f"{found} ({of_what})"
+    counted = f"median of {pluralize(known['count'], 'measurement')}"
+    discounted = known["discounted"]
+    if discounted:
+        counted += f", {discounted} of them long ago or on a busy machine"
+    return f"{found} ({counted})"
 
 
 def cleared_text(data: Mapping[str, Any]) -> str:
@@ -390,10 +430,11 @@ def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         if entry["version"]:
             package += f" {entry['version']}"
 
-        status = f"available ({package})"
+        status = "available"
         if not entry["searched"]:
-            status = f"available, but not searched on this device ({package})"
-        rows.setdefault(entry["reason"] or status, []).append(value(entry["value"]))
+            status = "available, but not searched on this device"
+        status = entry["reason"] or f"{status} ({package})"
+        rows.setdefault(status, []).append(value(entry["value"]))
 
     return rows
 
@@ -402,7 +443,9 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The presets: name, task, size, and where the weights are."""
     models = _named("model", "task", ">size", "weights")
     for row in rows:
-        cells = (row["name"], row["task"], _count(row["parameters"]), row.get("hub") or "")
+        size = _count(row["parameters"])
+        weights = row.get("hub") or ""
+        cells = (row["name"], row["task"], size, weights)
         models.add_row(*map(Text, cells))
 
     return models
@@ -410,10 +453,10 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _count(parameters: int) -> str:
     """A number of parameters, in billions or millions where it has some."""
-    for unit, suffix in ((10**9, "B"), (10**6, "M")):
-        if parameters >= unit:
-            return f"{parameters / unit:.3g}{suffix}"
-
+    if parameters >= 10**9:
+        return f"{parameters / 10**9:.3g}B"
+    if parameters >= 10**6:
+        return f"{parameters / 10**6:.3g}M"
     return f"{parameters:,}"
 
 
@@ -425,7 +468,9 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
         count = f"{row['configs']:,}"
         if row["counted"] != "exactly":
             count = f"at most {count}"
-        spaces.add_row(Text(row["name"]), Text(count), Text(" ".join(row["description"].split())))
+
+        allowed = " ".join(row["description"].split())
+        spaces.add_row(Text(row["name"]), Text(count), Text(allowed))
 
     return Group(spaces, Text(f"Counted without what is refused, {counted_for}."))
 
@@ -435,9 +480,10 @@ def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     used."""
     tools = _named("tool", "what it trains, with whose keys, and how")
     for row in rows:
+        name = row["name"]
         tasks = ", ".join(row["tasks"]) or "anything"
-        keys = f"{row['name']} {', '.join(row['versions'])}"
-        tools.add_row(Text(row["name"]), Text(f"{tasks}; {keys}\n{row['run']}"))
+        versions = ", ".join(row["versions"])
+        tools.add_row(Text(name), Text(f"{tasks}; {name} {versions}\n{row['run']}"))
 
     return tools
 

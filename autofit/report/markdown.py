@@ -40,55 +40,70 @@ def markdown(record: Record) -> str:
     elif result.best is None:
         parts += map(markdown_text, nothing_fits_lines(result))
     else:
-        parts += _answer(result, result.best)
-        rows = table_rows(result, tolerance=record.tolerance, rows=_ROWS)
-        _, unit = throughput(result.best)
-        parts.append(_table_of(rows, unit))
-        shown = [row.measurement for row in rows]
-        parts.append(markdown_text(explored_at(result, shown)))
-        parts.append(_section("What each knob buys, if it alone is changed", knob_lines(result)))
-        parts.append(_section("With other budgets", other_budget_lines(result)))
-        parts.append(markdown_text(" ".join([how_it_ended(result), *result.notes])))
+        parts += _measured(record, result.best)
 
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    parts.append(markdown_text(f"Versions: {versions}."))
+    versions = [f"{name} {version}" for name, version in result.versions.items()]
+    parts.append(markdown_text(f"Versions: {', '.join(versions)}."))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of words, the first column at the left and the others at the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [list(map(markdown_text, row)) for row in (header, *rows)]
-    lines.insert(1, rule)
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    lines = [_line(map(markdown_text, header)), _line(rule)]
+    lines += [_line(map(markdown_text, row)) for row in rows]
+    return "\n".join(lines)
 
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+def _line(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
-def _answer(result: Result, best: Measurement) -> list[str]:
-    """The best config and what it does."""
+def _measured(record: Record, best: Measurement) -> list[str]:
+    """The best config, the others beside it, and what came of the search."""
+    result = record.result
+    budget = gib(result.budget.device_bytes)
     figures = ""
     peak = peak_gib(best)
     if peak:
-        figures += f", {peak} of {gib(result.budget.device_bytes)} GiB at the peak"
+        figures += f", {peak} of {budget} GiB at the peak"
+
     step = best.step_seconds
     if step:
         figures += f", {step.median:.3g} s a step ({step.low:.3g} to {step.high:.3g})"
 
     words = markdown_text(f"{figures}, {proof(best)}: {describe(best.config)}.")
-    return [f"**{markdown_text(rate(best))}**{words}", _details(best.config)]
+    answer = f"**{markdown_text(rate(best))}**{words}"
+
+    rows = table_rows(result, tolerance=record.tolerance, rows=_ROWS)
+    shown = [row.measurement for row in rows]
+    _, unit = throughput(best)
+    ended = [how_it_ended(result), *result.notes]
+    return [
+        answer,
+        _details(best.config),
+        _table_of(rows, unit),
+        markdown_text(explored_at(result, shown)),
+        _section("What each knob buys, if it alone is changed", knob_lines(result)),
+        _section("With other budgets", other_budget_lines(result)),
+        markdown_text(" ".join(ended)),
+    ]
 
 
 def _predicted(result: Result, best: Estimate) -> list[str]:
     """What is predicted where nothing could be measured."""
-    words = markdown_text(f"{answer_line(result, best)} {describe(best.config)}.")
-    parts = [f"**Predicted, not measured:** {words}"]
-    for line in (*predicted_lines(result, best), *predicted_notes(result)):
+    answer = f"{answer_line(result, best)} {describe(best.config)}."
+    parts = [f"**Predicted, not measured:** {markdown_text(answer)}"]
+    lines = [*predicted_lines(result, best), *predicted_notes(result)]
+    for line in lines:
         text = markdown_text(line.removeprefix(POINT))
         if line.startswith(POINT):
             text = f"- {text}"
         parts.append(text)
 
-    return [*parts, _details(best.config)]
+    parts.append(_details(best.config))
+    return parts
 
 
 def _details(config: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
 from autofit.report.html.page import memory_used, picture_style, step_words
 from autofit.report.html.scatter import scatter
-from autofit.report.html.svg import Picture, Scale, polyline, width_of
+from autofit.report.html.svg import Picture, Plot, Scale, polyline, width_of
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
 
 _WIDTH = 480
@@ -79,11 +79,15 @@ def estimate_html(estimate: Estimate) -> str:
     """Whether it fits, what the memory consists of, and where the time goes."""
     low = gib(estimate.low)
     high = gib(estimate.high)
-    memory = f"{low} GiB" if low == high else f"{low} to {high} GiB"
+    memory = f"{low} GiB"
+    if low != high:
+        memory = f"{low} to {high} GiB"
+
     budget = 0
     if estimate.budget:
         budget = estimate.budget.device_bytes
-        memory += f", {FITS[estimate.fits(estimate.budget)]} {gib(budget)} GiB"
+        verdict = FITS[estimate.fits(estimate.budget)]
+        memory += f", {verdict} {gib(budget)} GiB"
 
     rows = [("Memory", memory)]
     parts = {}
@@ -91,26 +95,36 @@ def estimate_html(estimate: Estimate) -> str:
         size = estimate.breakdown.get(part)
         if size:
             parts[part] = size
-            rows.append((f"- {KIND_WORDS.get(part, part)}", f"{gib(size)} GiB"))
+            name = KIND_WORDS.get(part, part)
+            rows.append((f"- {name}", f"{gib(size)} GiB"))
 
     if estimate.step_seconds is not None:
-        rates = []
-        if estimate.tokens_per_second:
-            rates.append(f"{number(estimate.tokens_per_second)} tokens/s")
-        if estimate.samples_per_second:
-            rates.append(f"{number(estimate.samples_per_second)} samples/s")
-        rows.append(("Speed", ", ".join(rates)))
+        rows += _time(estimate, estimate.step_seconds)
 
-        step = f"{estimate.step_seconds:.3g} s"
-        if estimate.bottleneck:
-            step += f", {bound_by(estimate.bottleneck, estimate.config)}"
-        if estimate.utilisation:
-            step += f", {percent(estimate.utilisation)} of the peak rate put to use"
-        rows.append(("Step", step))
+    picture = None
+    if parts:
+        picture = _stack(parts, budget)
 
-    picture = _stack(parts, budget) if parts else None
-    section = _section(f"Predicted: {describe(estimate.config)}", rows, picture)
+    title = f"Predicted: {describe(estimate.config)}"
+    section = _section(title, rows, picture)
     return section + _paragraph(*estimate.notes)
+
+
+def _time(estimate: Estimate, seconds: float) -> Rows:
+    """How fast it is, and what bounds a step."""
+    rates = []
+    if estimate.tokens_per_second:
+        rates.append(f"{number(estimate.tokens_per_second)} tokens/s")
+    if estimate.samples_per_second:
+        rates.append(f"{number(estimate.samples_per_second)} samples/s")
+
+    step = f"{seconds:.3g} s"
+    if estimate.bottleneck:
+        step += f", {bound_by(estimate.bottleneck, estimate.config)}"
+    if estimate.utilisation:
+        step += f", {percent(estimate.utilisation)} of the peak rate put to use"
+
+    return [("Speed", ", ".join(rates)), ("Step", step)]
 
 
 def trained_html(
@@ -125,12 +139,17 @@ def trained_html(
     rows = [("Steps", f"{len(losses):,} ({samples:,} samples)")]
     if losses:
         rows.append(("Loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at last"))
-    if evaluations:
-        rows.append(("Evaluation", ", ".join(f"{loss:.4g}" for loss in evaluations[-5:])))
-    if seconds:
-        rows.append(("Speed", f"{number(samples / seconds)} samples/s"))
 
-    return _section("Trained", rows + _config(config), _curve(losses))
+    latest = [f"{loss:.4g}" for loss in evaluations[-5:]]
+    if latest:
+        rows.append(("Evaluation", ", ".join(latest)))
+
+    if seconds:
+        rate = number(samples / seconds)
+        rows.append(("Speed", f"{rate} samples/s"))
+
+    rows += _config(config)
+    return _section("Trained", rows, _curve(losses))
 
 
 def _config(config: Mapping[str, Any]) -> Rows:
@@ -140,13 +159,17 @@ def _config(config: Mapping[str, Any]) -> Rows:
 def _stack(parts: Mapping[str, int], budget: int) -> Picture:
     """What the peak consists of, as one bar; the budget, where there is one, is a line."""
     picture = Picture(_WIDTH, 44, "What the peak memory consists of")
-    across = Scale(0.0, max(budget, sum(parts.values())) * 1.02, 2, _WIDTH - 2)
-    before = 0
+    most = max(budget, sum(parts.values()))
+    across = Scale(0.0, most * 1.02, 2, _WIDTH - 2)
+
+    below = 0
     for part, size in parts.items():
-        x = across(before)
-        width = max(across(size) - across(0) - 0.8, 0.5)
+        x = across(below)
+        width = max(across(size) - across.start - 0.8, 0.5)
+        kind = "peak"
         words = KIND_WORDS.get(part)
-        kind = f"band {part}" if words else "peak"
+        if words:
+            kind = f"band {part}"
         picture.draw(
             "rect",
             x=x,
@@ -157,7 +180,7 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
         )
         if words and width_of(words) < width - 8:
             picture.text(x + 5, 25, words, kind=f"inside {part}")
-        before += size
+        below += size
 
     if budget:
         x = across(budget)
@@ -168,39 +191,49 @@ def _stack(parts: Mapping[str, int], budget: int) -> Picture:
 
 def _curve(losses: Sequence[float]) -> Picture | None:
     """The loss of every step, or of some of many; None of fewer than two."""
-    every = max(1, len(losses) // _MOST_POINTS)
-    drawn = {step: losses[step - 1] for step in range(every, len(losses) + 1, every)}
-    drawn = {step: loss for step, loss in drawn.items() if math.isfinite(loss)}
+    last = len(losses)
+    stride = max(1, last // _MOST_POINTS)
+    drawn = {}
+    for step in range(stride, last + 1, stride):
+        loss = losses[step - 1]
+        if math.isfinite(loss):
+            drawn[step] = loss
+
     if len(drawn) < 2:
         return None
 
     lowest = min(drawn.values())
     highest = max(drawn.values())
-    across = Scale(0.0, float(len(losses)), 52, _WIDTH - 10)
-    up = Scale(min(lowest, highest * 0.999), highest, 220 - 44, 30)
-    picture = Picture(_WIDTH, 220, "The loss of every step")
-    picture.frame(across, up, titles=("step", "loss"), ticks=(5, 4))
-    places = [(across(step), up(loss)) for step, loss in drawn.items()]
-    picture.draw("path", d=polyline(places), kind="leading")
+    plot = Plot(
+        (_WIDTH, 220),
+        "The loss of every step",
+        across=Scale(0.0, float(last), 52, _WIDTH - 10),
+        up=Scale(min(lowest, highest * 0.999), highest, 220 - 44, 30),
+    )
+    plot.frame(("step", "loss"), ticks=(5, 4))
 
-    return picture
+    places = [plot.at(step, loss) for step, loss in drawn.items()]
+    plot.path(polyline(places), "leading")
+    return plot
 
 
 def _section(title: str, rows: Rows, picture: Picture | None) -> str:
     """A heading, a table, and a picture below it."""
     lines = ""
-    for row in rows:
-        cells = "".join(_CELL.format(html_text(words)) for words in row)
+    for name, words in rows:
+        cells = _CELL.format(html_text(name)) + _CELL.format(html_text(words))
         lines += f"<tr>{cells}</tr>"
 
     image = ""
     if picture:
         document = picture.document(picture_style(alone=True))
         drawn = base64.b64encode(document.encode()).decode()
-        image = f'<img alt="{html_text(picture.label)}" src="data:image/svg+xml;base64,{drawn}">'
+        label = html_text(picture.label)
+        image = f'<img alt="{label}" src="data:image/svg+xml;base64,{drawn}">'
 
+    heading = f"<p><b>{html_text(title)}</b></p>"
     table = f"<table><tbody>{lines}</tbody></table>"
-    return f"<div><p><b>{html_text(title)}</b></p>{table}{image}</div>"
+    return f"<div>{heading}{table}{image}</div>"
 
 
 def _paragraph(*lines: str) -> str:

@@ -22,7 +22,7 @@ from autofit.report.formatting import (
     value,
 )
 from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape
-from autofit.report.html.svg import At, Picture, Scale, polyline, steps, width_of
+from autofit.report.html.svg import Picture, Plot, Scale, polyline, steps, width_of
 from autofit.report.knob_effects import Change, budget_words, changes_by_knob
 from autofit.report.rows import drawn_trials
 
@@ -42,14 +42,13 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         return None
 
     rows = []
-    speeds = [1.0]
+    most = 1.0
     for knob, changes in changes_by_knob(result):
         changes.sort(key=lambda change: change[1])
         rows.append((knob, changes))
         for change, speed in changes:
             if change.fits:
-                speeds.append(min(speed, _MOST))
-
+                most = max(most, min(speed, _MOST))
     rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
 
     is_wide = width > 500
@@ -63,14 +62,17 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     label = "Speed with one knob changed, against the best config"
     picture = Picture(width, bottom + 30, label, interactive=True)
 
-    across = Scale(0.0, max(speeds) * 1.12, left + 26, width - 40)
+    across = Scale(0.0, most * 1.12, left + 26, width - 40)
     for tick in across.ticks(5):
         picture.text(across(tick), bottom + 14, f"{tick:g}\u00d7", anchor="middle", kind="tick")
-    picture.line((across(1.0), 8), (across(1.0), bottom + 2), "leader")
+
+    best = across(1.0)
+    picture.line((best, 8), (best, bottom + 2), "leader")
     picture.text(across.end, bottom + 28, "speed against the best", anchor="end", kind="title")
 
-    for index, (knob, changes) in enumerate(rows, 1):
-        y = 14 + row_height * index - _ROW / 2
+    y = 14 - _ROW / 2
+    for knob, changes in rows:
+        y += row_height
         name = f"{knob} {value(result.best.config.get(knob))}"
         if is_wide:
             picture.text(left - 6, y + 4, name, kind="knob", anchor="end")
@@ -78,7 +80,6 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         else:
             picture.text(4, y - 18, name, kind="knob")
             picture.line((4, y), (across.end, y), "rule")
-
         _row_of_changes(picture, across, y, changes, result)
 
     return picture
@@ -92,60 +93,51 @@ def _row_of_changes(
     result: Result,
 ) -> None:
     """Draw the changes of a knob, with their values where there is room for them."""
-    free = across.start - 30.0  # where the last label ends
+    left = across.start
+    free = left - 30.0  # where the last label ends
+
     misses = [change for change, _ in changes if not change.fits]
     if misses:  # one mark for all of them
+        titles = [_change_title(change, 0.0, result) for change in misses]
+        group = picture.titled("g", "; ".join(titles), kind="change misses", tabindex=-1)
+        picture.cross((left - 14, y), 3, group)
+
         words = ", ".join(value(change.value) for change in misses)
-        titles = "; ".join(_change_title(change, 0.0, result) for change in misses)
-        _mark(picture, (across.start - 14, y), misses[0], titles)
-        picture.text(across.start - 6, y - 4, words, kind="tick")
-        free = across.start + width_of(words)
+        picture.text(left - 6, y - 4, words, kind="tick")
+        free = left + width_of(words)
 
     for change, speed in changes:
         if not change.fits:
             continue
+
+        kind = "change believed"
+        if change.measured:
+            kind = "change known"
         x = across(min(speed, _MOST))
-        _mark(picture, (x, y), change, _change_title(change, speed, result))
+        title = _change_title(change, speed, result)
+        group = picture.titled("g", title, kind=kind, tabindex=-1)
+        picture.circle((x, y), 4.0, into=group)
+
         if x - 4 > free:
             words = value(change.value)
             picture.text(x - 3, y - 5.5, words, kind="tick")
             free = x + width_of(words)
 
 
-def _mark(
-    picture: Picture,
-    at: At,
-    change: Alternative,
-    title: str,
-) -> None:
-    if not change.fits:
-        group = picture.titled("g", title, kind="change misses", tabindex=-1)
-        picture.cross(at, 3, group)
-        return
-
-    x, y = at
-    kind = "known" if change.measured else "believed"
-    group = picture.titled("g", title, kind=f"change {kind}", tabindex=-1)
-    picture.draw(
-        "circle",
-        into=group,
-        cx=x,
-        cy=y,
-        r=4.0,
-    )
-
-
 def _change_title(change: Alternative, speed: float, result: Result) -> str:
+    """A change, its speed and memory, and where they come from."""
+    peak = change.peak_bytes
     if change.fits:
         words = f"{percent(speed)} of the best's speed"
-        if change.peak_bytes:
-            words += f", {gib(change.peak_bytes)} GiB"
-    elif change.peak_bytes and not change.measured:
-        words = budget_words(change.peak_bytes, result)
+        if peak:
+            words += f", {gib(peak)} GiB"
+    elif peak and not change.measured:
+        words = budget_words(peak, result)
     else:
         words = OUTCOMES[change.outcome]
 
-    return f"{change.knob} {value(change.value)}: {words} {source(change.measured)}"
+    setting = f"{change.knob} {value(change.value)}"
+    return f"{setting}: {words} {source(change.measured)}"
 
 
 def progress(record: Record, by: str) -> Picture | None:
@@ -160,7 +152,7 @@ def progress(record: Record, by: str) -> Picture | None:
         return None
 
     title = "probes"
-    ends = list(map(float, range(1, len(trials) + 1)))
+    ends = [float(place + 1) for place in range(len(trials))]
     if by != "probe":
         title = "seconds of probing"
         ends = list(accumulate(trial.seconds for trial in trials))
@@ -170,46 +162,57 @@ def progress(record: Record, by: str) -> Picture | None:
             title = "minutes of probing"
             ends = [end / 60 for end in ends]
 
-    rates = [0.0] * len(trials)
-    for place, trial in enumerate(trials):
+    rates = []
+    for trial in trials:
+        rate = 0.0
         if trial.fits:
-            rates[place] = leveled(trial, result)
+            rate = leveled(trial, result)
+        rates.append(rate)
 
-    across = Scale(0.0, ends[-1], 52, 340)
-    up = Scale(0.0, max(rates) * 1.08, 196, 30)
-    picture = Picture(350, 240, f"Throughput of the best so far, by {title}", interactive=True)
-    picture.frame(across, up, titles=(title, f"{result.unit}/s"), ticks=(5, 4))
+    plot = Plot(
+        (350, 240),
+        f"Throughput of the best so far, by {title}",
+        across=Scale(0.0, ends[-1], 52, 340),
+        up=Scale(0.0, max(rates) * 1.08, 196, 30),
+        interactive=True,
+    )
+    plot.frame((title, f"{result.unit}/s"), ticks=(5, 4))
 
     stair = []
     before = 0.0
-    last = len(trials) - 1
+    last = len(rates) - 1
     for place, best in enumerate(accumulate(rates, max)):
         if best > before or (best and place == last):
-            stair.append((across(ends[place]), up(best)))
+            stair.append(plot.at(ends[place], best))
         before = best
 
-    path = steps(stair) if len(stair) > 1 else ""
-    picture.draw("path", d=path, kind="leading")
+    path = ""
+    if len(stair) > 1:
+        path = steps(stair)
+    plot.path(path, "leading")
 
     for place in drawn_trials(result):
         trial = trials[place]
-        x = across(ends[place])
+        rate = rates[place]
+        x, y = plot.at(ends[place], rate)
         name = tier(trial.config)
-        title = _probe_title(trial, rates[place], result)
-        dot = link(picture, trial.number, title, f"dot small {name}")
+        dot = link(plot, trial.number, _probe_title(trial, rate, result), f"dot small {name}")
         if trial.fits:
-            shape(picture, dot, name, (x, up(rates[place])), 3.0)
+            shape(plot, dot, name, (x, y), 3.0)
         else:
-            picture.cross((x, up.start - 5), 2.5, dot, "cross")
+            plot.cross((x, plot.up.start - 5), 2.5, dot, "cross")
 
-    return picture
+    return plot
 
 
 def _probe_title(trial: Measurement, rate: float, result: Result) -> str:
+    """A probe, its config, and its speed or outcome."""
     figure = OUTCOMES[trial.outcome]
     if trial.fits:
         figure = f"{number(rate)} {result.unit}/s"
-    return f"probe {trial.number + 1}: {describe(trial.config)} \u2014 {figure}"
+
+    probe = f"probe {trial.number + 1}: {describe(trial.config)}"
+    return f"{probe} \u2014 {figure}"
 
 
 def devices_picture(record: Record, what: str) -> Picture | None:
@@ -234,38 +237,42 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     across_title = "devices"
     if hardware.nodes != 1:
         across_title = "devices of each node"
+
     usable = result.budget.cap_bytes(hardware.device) / GIB
-    most = max(figures.values())
+    highest = max(figures.values())
     title = f"{result.unit}/s of all devices"
     if what == "memory":
-        most = max(most, usable)
+        highest = max(highest, usable)
         title = "GiB of each device"
 
-    marked = tuple(figures)
-    across = Scale(0.0, marked[-1] * 1.04, 52, 340, marked=marked)
-    up = Scale(0.0, most * 1.08, 196, 30)
-    picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
-    picture.frame(across, up, titles=(across_title, title), ticks=(0, 6))
+    counts = tuple(figures)
+    plot = Plot(
+        (350, 240),
+        f"Predicted {title}, by the number of {across_title}",
+        across=Scale(0.0, counts[-1] * 1.04, 52, 340, marked=counts),
+        up=Scale(0.0, highest * 1.08, 196, 30),
+    )
+    plot.frame((across_title, title), ticks=(0, 6))
     if what == "memory":
-        y = up(usable)
-        picture.line((across.start, y), (across.end, y), "budget")
-        picture.text(across.end, y - 4, "usable", kind="budget-label", anchor="end")
+        left = plot.across.start
+        right = plot.across.end
+        y = plot.up(usable)
+        plot.line((left, y), (right, y), "budget")
+        plot.text(right, y - 4, "usable", kind="budget-label", anchor="end")
 
-    places = {devices: (across(devices), up(figure)) for devices, figure in figures.items()}
-    picture.draw("path", d=polyline(places.values()), kind="leading")
+    places = {}
+    for devices, figure in figures.items():
+        places[devices] = plot.at(devices, figure)
+    plot.path(polyline(places.values()), "leading")
+
     for devices, (x, y) in places.items():
-        radius = 3.2 if devices == hardware.devices else 2.2
+        radius = 2.2
+        if devices == hardware.devices:
+            radius = 3.2
         words = f"{pluralize(devices, 'device')}: {number(figures[devices])}"
-        picture.titled(
-            "circle",
-            words,
-            cx=x,
-            cy=y,
-            r=radius,
-            kind="peak",
-        )
+        plot.titled("circle", words, cx=x, cy=y, r=radius, kind="peak")
 
-    return picture
+    return plot
 
 
 def error_picture(record: Record, what: str) -> Picture | None:
@@ -276,29 +283,37 @@ def error_picture(record: Record, what: str) -> Picture | None:
         return None
 
     figures: list[float] = []
-    for _, *both in pairs:
-        figures += both
+    for _, predicted, measured in pairs:
+        figures += (predicted, measured)
+
     low = min(figures) * 0.85
     high = max(figures) * 1.15
     is_logarithmic = high > 4 * low
-    across = Scale(low, high, 50, 318, logarithmic=is_logarithmic)
-    up = Scale(low, high, 286, 30, logarithmic=is_logarithmic)
 
-    title = "peak of tensors, GiB" if what == "memory" else "step, seconds"
-    picture = Picture(330, 330, f"Predicted against measured {title}", interactive=True)
-    picture.frame(across, up, titles=(f"measured {title}", "predicted"), ticks=(4, 4))
-    picture.line((across(low), up(low)), (across(high), up(high)), "same")
+    title = "step, seconds"
+    if what == "memory":
+        title = "peak of tensors, GiB"
+    plot = Plot(
+        (330, 330),
+        f"Predicted against measured {title}",
+        across=Scale(low, high, 50, 318, logarithmic=is_logarithmic),
+        up=Scale(low, high, 286, 30, logarithmic=is_logarithmic),
+        interactive=True,
+    )
+    plot.frame((f"measured {title}", "predicted"), ticks=(4, 4))
+    plot.line(plot.at(low, low), plot.at(high, high), "same")
 
-    for config, predicted, measured in pairs:
-        words = f"{_figure(predicted, what)} predicted, {_figure(measured, what)} measured"
-        words = f"{hover_text(config, record.result)} \u2014 {words}"
-        dot = link(picture, config.number, words, f"dot {config.tier}")
-        shape(picture, dot, config.tier, (across(measured), up(predicted)), 3.6)
+    for dot, predicted, measured in pairs:
+        figure = f"{_figure(predicted, what)} predicted, {_figure(measured, what)} measured"
+        words = f"{hover_text(dot, record.result)} \u2014 {figure}"
+        element = link(plot, dot.number, words, f"dot {dot.tier}")
+        shape(plot, element, dot.tier, plot.at(measured, predicted), 3.6)
 
-    return picture
+    return plot
 
 
 def _figure(figure: float, what: str) -> str:
+    """GiB or seconds with their unit."""
     if what == "memory":
         return f"{gib(int(figure * GIB))} GiB"
     return f"{figure:.3g} s"
@@ -309,9 +324,11 @@ def error_words(record: Record) -> str:
     errors = []
     for what, words in (("memory", "memory"), ("step", "the step's time")):
         pairs = _pairs(record, what)
-        if len(pairs) >= _FEWEST:
-            off = [abs(predicted / measured - 1) for _, predicted, measured in pairs]
-            errors.append(f"{words} by {percent(statistics.median(off))}")
+        if len(pairs) < _FEWEST:
+            continue
+
+        off = [abs(predicted / measured - 1) for _, predicted, measured in pairs]
+        errors.append(f"{words} by {percent(statistics.median(off))}")
 
     if not errors:
         return ""

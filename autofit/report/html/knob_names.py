@@ -17,9 +17,8 @@ KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML h
 def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
     """Every knob that is on, in the order of the config; training all weights has a row, too."""
     left_out = {*off_knobs(config), *implied(config)}
-    shown = [name for name in config if name not in left_out and knob_named(name).has_row]
-
-    return [_row(config, name) for name in shown]
+    shown = [name for name in config if name not in left_out]
+    return [_row(config, name) for name in shown if knob_named(name).has_row]
 
 
 def off_knobs(config: Mapping[str, Any]) -> list[str]:
@@ -35,33 +34,38 @@ def off_knobs(config: Mapping[str, Any]) -> list[str]:
 
 
 def _row(config: Mapping[str, Any], name: str) -> KnobRow:
+    """A knob that is on: its title, what its value does, and the knob as YAML has it."""
     given: Any = config.get(name)
     knob = knob_named(name)
     title = knob.title or name.replace("_", " ").capitalize()
     words = knob.words.get(given, value(given))
-    parts = [name]
+    setting = f"{name}: {value(given)}"
 
     if name == "micro_batch_size":
-        parts.append("gradient_accumulation_steps")
         times = config.get("gradient_accumulation_steps") or 1
-        how = f"{times} times for each update" if times > 1 else "the whole batch"
+        how = "the whole batch"
+        if times > 1:
+            how = f"{times} times for each update"
         words = f"{pluralize(given, 'sample')} at a time, {how}"
-    elif name == "lora_rank":
-        if given:
-            parts.append("lora_targets")
-            targets = str(config.get("lora_targets"))
-            targets = targets.replace("all-linear+head", "all linear layers and the head")
-            targets = targets.replace("all-linear", "all linear layers")
-            words = f"LoRA adapters of rank {given} on {targets}"
-        elif config.get("head_only"):
-            words = knob_named("head_only").words[True]
+        setting += f", gradient_accumulation_steps: {times}"
+
+    elif name == "lora_rank" and given:
+        targets = str(config.get("lora_targets"))
+        where = targets.replace("all-linear+head", "all linear layers and the head")
+        where = where.replace("all-linear", "all linear layers")
+        words = f"LoRA adapters of rank {given} on {where}"
+        setting += f", lora_targets: {value(config.get('lora_targets'))}"
+
+    elif name == "lora_rank" and config.get("head_only"):
+        words = knob_named("head_only").words[True]
+
     elif str(given).startswith(BUDGET):
         share = float(str(given).removeprefix(BUDGET))
         words = f"the compiler keeps about {share:.0%} of the activations"
+
     elif some := SomeBlocks.of(given):
         words = f"{some.value}, of the first {pluralize(some.number, 'block')} alone"
         if some.rest != "none":
             words += f"; the rest {some.rest}"
 
-    settings = [f"{part}: {value(config.get(part, 1))}" for part in parts]
-    return title, words, ", ".join(settings)
+    return title, words, setting

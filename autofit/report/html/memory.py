@@ -2,6 +2,8 @@
 in a step."""
 
 import json
+import math
+from collections.abc import Sequence
 
 from autofit.core.estimate import KINDS, Estimate, Timeline
 from autofit.core.hardware import GIB
@@ -9,10 +11,11 @@ from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS
 from autofit.report.formatting import TIER_TITLES, bound_by, describe, gib, percent, resting_words
-from autofit.report.html.svg import Picture, Scale, apart, steps, width_of
+from autofit.report.html.svg import Picture, Plot, Scale, apart, steps, width_of
 
 KIND_WORDS = {kind: kind for kind in KINDS}
 KIND_WORDS |= {"parameters": "weights", "optimizer": "optimizer state", "reduced": "being reduced"}
+Moment = tuple[float, tuple[int, ...]]  # when, as a share of the step, and the bytes by kind
 _BAR = 22  # pixels of a bar
 _ROW = 62  # pixels from one bar to the next
 _NARROW = 160  # moments that a small picture can show
@@ -37,17 +40,67 @@ def breakdown(record: Record, width: int = 720) -> Picture | None:
     label = "What the peak memory of the best of each tier consists of"
     picture = Picture(width, bottom + 30, label)
     across = Scale(0.0, most / GIB * 1.02, 2, width - 8)
+
     top = 16
     for name, (timeline, best) in traced.items():
-        _bar(picture, across, top, name, timeline, _measured(best))
+        sizes = timeline.moments[timeline.fullest]
+        title = f"{TIER_TITLES[name]}: {gib(sum(sizes))} GiB"
+        picture.text(2, top - 5, title, kind="row")
+
+        _stack(picture, across, top, sizes)
+        if measured := _measured(best):
+            _mark_measured(picture, across(measured / GIB), top, measured)
         top += _ROW
 
     x = across(usable / GIB)
-    words = "budget" if usable == budget.device_bytes else "usable"
+    words = "usable"
+    if usable == budget.device_bytes:
+        words = "budget"
     picture.line((x, 2), (x, bottom), "budget")
     picture.text(x - 4, bottom + 10, words, kind="budget-label", anchor="end")
-
     return picture
+
+
+def _stack(picture: Picture, across: Scale, top: float, sizes: Sequence[int]) -> None:
+    """Draw sizes by kind as a stacked bar, each with its name and size where there is room."""
+    below = 0
+    for kind, size in zip(KINDS, sizes, strict=True):
+        if not size:
+            continue
+
+        start = across(below / GIB)
+        below += size
+        width = across(below / GIB) - start
+        drawn = max(width - 0.8, 0.5)
+        picture.draw(
+            "rect",
+            x=start,
+            y=top,
+            width=drawn,
+            height=_BAR,
+            kind=f"band {kind}",
+        )
+
+        words = f"{KIND_WORDS[kind]} {gib(size)}"
+        if width_of(words) >= width - 8:
+            words = KIND_WORDS[kind]
+        if width_of(words) < width - 8:
+            picture.text(start + 5, top + 15, words, kind=f"inside {kind}")
+
+
+def _mark_measured(picture: Picture, x: float, top: float, measured: int) -> None:
+    """Draw where the measured peak ends, with its size below, inside the picture."""
+    words = f"measured {gib(measured)}"
+    wide = width_of(words)
+    anchor = "middle"
+    if x + wide + 4 > picture.width:
+        anchor = "end"
+    elif x < wide / 2:
+        anchor = "start"
+
+    bottom = top + _BAR
+    picture.line((x, top - 3), (x, bottom + 3), "measured")
+    picture.text(x, bottom + 13, words, kind="tick", anchor=anchor)
 
 
 def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | None:
@@ -57,41 +110,52 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
         return None
 
     timeline, _ = traced[name]
-    is_wide = width > 500
+    moments = list(zip(timeline.at, timeline.moments, strict=True))
+    highest = max(timeline.peak_bytes, *map(sum, timeline.moments))
+
     height = 230
     margin = 14
+    is_wide = width > 500
     if is_wide:
         margin = 110  # for the names of the bands
-    across = Scale(0.0, 1.0, 52, width - margin)
-    top = max(timeline.peak_bytes, *map(sum, timeline.moments))
-    up = Scale(0.0, top / GIB * 1.06, height - 26, 16)
+    else:
+        moments = _thinned(moments, _NARROW)
 
-    label = f"Memory through one training step, best of {TIER_TITLES[name]}"
-    picture = Picture(width, height, label)
-    picture.root.set("data-across", f"{across.start:g} {across.end:g}")
+    plot = Plot(
+        (width, height),
+        f"Memory through one training step, best of {TIER_TITLES[name]}",
+        across=Scale(0.0, 1.0, 52, width - margin),
+        up=Scale(0.0, highest / GIB * 1.06, height - 26, 16),
+    )
+    left = plot.across.start
+    right = plot.across.end
+    bottom = plot.up.start
+    plot.root.set("data-across", f"{left:g} {right:g}")
 
-    _draw_bands(picture, across, up, _thinned(timeline, None if is_wide else _NARROW))
-    picture.line((across.start, up.start), (across.end, up.start), "axis")
-    picture.scale_up(across.start, up, 4)
-    picture.text(4, 11, "GiB", kind="title")
-    _name_phases(picture, across, up, timeline)
+    _draw_bands(plot, moments)
+    plot.line((left, bottom), (right, bottom), "axis")
+    plot.ticks_up(4)
+    plot.text(4, 11, "GiB", kind="title")
+    _name_phases(plot, timeline)
     if is_wide:
-        _name_bands(picture, across.end + 6, up, timeline)
-    _mark_peak(picture, across, up, timeline)
-
-    return picture
+        _name_bands(plot, timeline)
+    _mark_peak(plot, timeline)
+    return plot
 
 
 def moments(timeline: Timeline) -> str:
     """The moments as numbers of GiB, for the tooltip."""
-    sizes = [[float(f"{size / GIB:.3g}") for size in moment] for moment in timeline.moments]
     shown = {
         "kinds": list(KIND_WORDS.values()),
         "at": timeline.at,
-        "gib": sizes,
+        "gib": list(map(_rounded, timeline.moments)),
     }
-
     return json.dumps(shown, separators=(",", ":"))
+
+
+def _rounded(sizes: Sequence[int]) -> list[float]:
+    """Sizes in GiB, to three figures."""
+    return [float(f"{size / GIB:.3g}") for size in sizes]
 
 
 def timeline_words(record: Record, name: str) -> str:
@@ -132,14 +196,18 @@ def timeline_words(record: Record, name: str) -> str:
 
 
 def traced_tiers(record: Record) -> dict[str, tuple[Timeline, Measurement | Estimate]]:
-    """By tier the timeline of its best, and its measurement, or its prediction where nothing was
-    measured."""
+    """The timeline of each tier's best, with what was measured of that config.
+
+    Where nothing was measured, with what is predicted of it.
+    """
     result = record.result
     traced: dict[str, tuple[Timeline, Measurement | Estimate]] = {}
     for name in TIERS:
         best = result.tiers.get(name) or result.predicted_tiers.get(name)
         timeline = record.timelines.get(name)
-        if best is not None and timeline is not None and timeline.config == best.config:
+        if best is None or timeline is None:
+            continue
+        if timeline.config == best.config:
             traced[name] = (timeline, best)
 
     return traced
@@ -152,151 +220,82 @@ def _measured(best: Measurement | Estimate) -> int:
     return 0
 
 
-def _bar(
-    picture: Picture,
-    across: Scale,
-    top: float,
-    name: str,
-    timeline: Timeline,
-    measured: int,
-) -> None:
-    """Draw the peak of a tier as a stacked bar, and where the measured peak ends."""
-    sizes = timeline.moments[timeline.fullest]
-    picture.text(2, top - 5, f"{TIER_TITLES[name]}: {gib(sum(sizes))} GiB", kind="row")
-
-    below = 0
-    for kind, size in zip(KINDS, sizes, strict=True):
-        if not size:
-            continue
-        start = across(below / GIB)
-        below += size
-        width = across(below / GIB) - start
-        drawn = max(width - 0.8, 0.5)
-        picture.draw(
-            "rect",
-            x=start,
-            y=top,
-            width=drawn,
-            height=_BAR,
-            kind=f"band {kind}",
-        )
-
-        for words in (f"{KIND_WORDS[kind]} {gib(size)}", KIND_WORDS[kind]):
-            if width_of(words) < width - 8:
-                picture.text(start + 5, top + 15, words, kind=f"inside {kind}")
-                break
-
-    if not measured:
-        return
-    x = across(measured / GIB)
-    words = f"measured {gib(measured)}"
-    wide = width_of(words)
-    anchor = "middle"
-    if x + wide + 4 > picture.width:
-        anchor = "end"
-    elif x < wide / 2:
-        anchor = "start"
-
-    picture.line((x, top - 3), (x, top + _BAR + 3), "measured")
-    picture.text(x, top + _BAR + 13, words, kind="tick", anchor=anchor)
-
-
-def _thinned(timeline: Timeline, most: int | None) -> list[tuple[float, tuple[int, ...]]]:
-    """The moments, or of each stretch the fullest, so that there are at most so many."""
-    every = list(zip(timeline.at, timeline.moments, strict=True))
-    if most is None:
-        return every
-
-    stretch = -(-len(every) // most)
+def _thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
+    """The fullest moment of each stretch of the step, of at most so many stretches."""
+    stretch = math.ceil(len(moments) / most)
     fullest = []
-    for start in range(0, len(every), stretch):
-        moments_of_it = every[start : start + stretch]
-        fullest.append(max(moments_of_it, key=lambda moment: sum(moment[1])))
+    for start in range(0, len(moments), stretch):
+        within = moments[start : start + stretch]
+        fullest.append(max(within, key=lambda moment: sum(moment[1])))
 
     return fullest
 
 
-def _draw_bands(
-    picture: Picture,
-    across: Scale,
-    up: Scale,
-    shown: list[tuple[float, tuple[int, ...]]],
-) -> None:
+def _draw_bands(plot: Plot, moments: Sequence[Moment]) -> None:
     """Draw the kinds of memory, the highest first, so that each lower one covers it."""
+    right = plot.across.end
+    bottom = plot.up.start
     for level in range(len(KINDS), 0, -1):
         points = []
-        for at, sizes in shown:
-            points.append((across(at), up(sum(sizes[:level]) / GIB)))
+        for when, sizes in moments:
+            height = sum(sizes[:level]) / GIB
+            points.append(plot.at(when, height))
 
+        (left, _), *_ = points
         stair = steps(points).removeprefix("M")
-        area = f"M{points[0][0]:.1f},{up.start:.1f}L{stair}H{across.end:.1f}V{up.start:.1f}z"
-        picture.draw("path", d=area, kind=f"band {KINDS[level - 1]}")
+        area = f"M{left:.1f},{bottom:.1f}L{stair}H{right:.1f}V{bottom:.1f}z"
+        plot.path(area, f"band {KINDS[level - 1]}")
 
 
-def _name_phases(
-    picture: Picture,
-    across: Scale,
-    up: Scale,
-    timeline: Timeline,
-) -> None:
-    """Draw where each phase of the step begins, with its name where there is room; the last one's
-    always."""
-    y = up.start + 15
+def _name_phases(plot: Plot, timeline: Timeline) -> None:
+    """Draw where each phase of the step begins, with its name where there is room.
+
+    The last one always has its name.
+    """
+    bottom = plot.up.start
+    starts = [plot.across(when) for _, when in timeline.phases]
+    ends = [*starts[1:], plot.across.end]
     last, _ = timeline.phases[-1]
-    ends = [when for _, when in timeline.phases[1:]] + [1.0]
-    for (phase, when), end in zip(timeline.phases, ends, strict=True):
-        start = across(when)
-        picture.line((start, up.start), (start, up.end), "phase")
-        if width_of(phase) < across(end) - start:
-            picture.text(start + 3, y, phase, kind="tick")
+
+    for (phase, _), start, end in zip(timeline.phases, starts, ends, strict=True):
+        plot.line((start, bottom), (start, plot.up.end), "phase")
+        if width_of(phase) < end - start:
+            plot.text(start + 3, bottom + 15, phase, kind="tick")
         elif phase == last:
-            picture.text(across.end, y, phase, kind="tick", anchor="end")
+            plot.text(end, bottom + 15, phase, kind="tick", anchor="end")
 
 
-def _name_bands(
-    picture: Picture,
-    x: float,
-    up: Scale,
-    timeline: Timeline,
-) -> None:
-    """Names at the right, each at the height of its band at the fullest moment, apart enough to
-    read."""
+def _name_bands(plot: Plot, timeline: Timeline) -> None:
+    """Name each band at the right, at its height at the fullest moment; names never overlap."""
     sizes = timeline.moments[timeline.fullest]
     total = sum(sizes)
-    wanted: list[tuple[float, str]] = []
+
+    # Pixels grow downwards: names in rising order are those of negative heights.
+    names = []
     below = 0
-    for index, (kind, size) in enumerate(zip(KINDS, sizes, strict=True)):
+    for index, kind in enumerate(KINDS):
+        size = sizes[index]
         most = max(moment[index] for moment in timeline.moments)
         if most > 0.01 * total:
-            wanted.append((-up((below + size / 2) / GIB), kind))
+            middle = plot.up((below + size / 2) / GIB)
+            names.append((-middle, kind))
         below += size
 
-    wanted.sort(key=lambda name: name[0])
-    heights = apart((height for height, _ in wanted), 14.0)
-    for height, (_, kind) in zip(heights, wanted, strict=True):
-        y = min(-height + 4, up.start)
-        picture.text(x, y, KIND_WORDS[kind], kind=f"name {kind}")
+    names.sort(key=lambda name: name[0])
+    heights = apart((height for height, _ in names), 14.0)
+    for height, (_, kind) in zip(heights, names, strict=True):
+        y = min(-height + 4, plot.up.start)
+        plot.text(plot.across.end + 6, y, KIND_WORDS[kind], kind=f"name {kind}")
 
 
-def _mark_peak(
-    picture: Picture,
-    across: Scale,
-    up: Scale,
-    timeline: Timeline,
-) -> None:
+def _mark_peak(plot: Plot, timeline: Timeline) -> None:
+    """Draw a dot at the fullest moment, with its size to the side where there is room."""
     peak = sum(timeline.moments[timeline.fullest])
-    x = across(timeline.at[timeline.fullest])
-    y = up(peak / GIB)
-    picture.draw(
-        "circle",
-        cx=x,
-        cy=y,
-        r=2.6,
-        kind="peak",
-    )
+    x, y = plot.at(timeline.at[timeline.fullest], peak / GIB)
+    plot.circle((x, y), 2.6, "peak")
 
     words = f"peak {gib(peak)} GiB"
-    if x + width_of(words) + 10 > across.end:
-        picture.text(x - 6, y + 1, words, kind="peak-label", anchor="end")
+    if x + width_of(words) + 10 > plot.across.end:
+        plot.text(x - 6, y + 1, words, kind="peak-label", anchor="end")
     else:
-        picture.text(x + 6, y + 1, words, kind="peak-label")
+        plot.text(x + 6, y + 1, words, kind="peak-label")

@@ -4,6 +4,7 @@ the Pareto fronts.
 The other charts draw the same configs with the same marks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element
@@ -15,7 +16,7 @@ from autofit.core.pareto import Point, frontier
 from autofit.core.record import Predicted, Record
 from autofit.core.result import TIERS, Result, tier
 from autofit.report.formatting import OUTCOMES, TIER_TITLES, describe, gib, number, peak_bytes
-from autofit.report.html.svg import At, Picture, Scale, polyline, steps, width_of
+from autofit.report.html.svg import At, Picture, Plot, Scale, polyline, steps, width_of
 from autofit.report.rows import drawn_trials, relative_speed
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
@@ -87,15 +88,17 @@ def leveled(measurement: Measurement, result: Result) -> float:
 def hover_text(dot: Plotted, result: Result) -> str:
     """A measured config in one line."""
     measurement = dot.measurement
-    parts = [f"probe {dot.number + 1}: {describe(measurement.config)}"]
+    probe = f"probe {dot.number + 1}: {describe(measurement.config)}"
+    figure = OUTCOMES[measurement.outcome]
     if dot.rate:
-        parts.append(f"{number(dot.rate)} {result.unit}/s")
-    else:
-        parts.append(OUTCOMES[measurement.outcome])
+        figure = f"{number(dot.rate)} {result.unit}/s"
 
+    parts = [probe, figure]
     if dot.nbytes:
         size = f"{gib(dot.nbytes)} GiB"
-        parts.append(size if measurement.fits else f"had taken {size}")
+        if not measurement.fits:
+            size = f"had taken {size}"
+        parts.append(size)
 
     return " \u2014 ".join(parts)
 
@@ -120,25 +123,20 @@ def shape(
     """Draw the mark of a tier: a circle, a triangle, a diamond or a square."""
     x, y = at
     if name == "full":
-        picture.draw(
-            "circle",
-            into=into,
-            cx=x,
-            cy=y,
-            r=radius,
-        )
+        picture.circle(at, radius, into=into)
     elif name == "lora":
         wide = radius * 1.15
         high = radius * 1.2
-        path = f"M{x:.1f},{y - high:.1f}l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z"
-        picture.draw("path", into=into, d=path)
+        tip = f"M{x:.1f},{y - high:.1f}"
+        sides = f"l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z"
+        picture.path(tip + sides, into=into)
     elif name == "head":
         reach = radius * 1.2
         corners = [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
-        picture.draw("path", into=into, d=f"{polyline(corners)}z")
+        picture.path(f"{polyline(corners)}z", into=into)
     else:
         half = radius * 0.9
-        side = radius * 1.8
+        side = 2 * half
         picture.draw(
             "rect",
             into=into,
@@ -147,20 +145,6 @@ def shape(
             width=side,
             height=side,
         )
-
-
-@dataclass(frozen=True)
-class _Plot:
-    """The picture and its axes: GiB and units of throughput."""
-
-    picture: Picture
-    record: Record
-    across: Scale
-    up: Scale
-    usable: int
-
-    def at(self, nbytes: float, rate: float) -> At:
-        return self.across(nbytes / GIB), self.up(rate)
 
 
 def scatter(record: Record, width: int = 720) -> Picture | None:
@@ -175,25 +159,25 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
     count = str(measured)
     if len(dots) < measured:
         count = f"{len(dots)} of {measured}"
-    label = f"Throughput against memory of {count} measured configs"
 
     height = 330
     if width > 500:
         height = 400
-    picture = Picture(width, height, label, interactive=True)
     usable = result.budget.cap_bytes(result.hardware.device)
-    across = _across(dots, result, usable, width)
-    up = _up(fitting, result, usable, height)
-    titles = ("peak memory, GiB", f"{result.unit}/s")
-    picture.frame(across, up, titles=titles, ticks=(width // 90, 5))
-
-    plot = _Plot(picture, record, across, up, usable)
-    _budget_line(plot)
-    _fronts(plot, fitting)
+    plot = Plot(
+        (width, height),
+        f"Throughput against memory of {count} measured configs",
+        across=_across(dots, result, usable, width),
+        up=_up(fitting, result, usable, height),
+        interactive=True,
+    )
+    plot.frame(("peak memory, GiB", f"{result.unit}/s"), ticks=(width // 90, 5))
+    _budget_line(plot, usable, result.budget.device_bytes)
+    _fronts(plot, fitting, record)
 
     for dot in dots:
         if dot.ran_out and not dot.rate:
-            _miss(plot, dot)
+            _miss(plot, dot, usable, result)
 
     for dot in fitting:
         kind = f"dot {dot.tier}"
@@ -202,16 +186,17 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
             kind += " best"
             radius = 6.5
 
-        element = link(picture, dot.number, hover_text(dot, result), kind)
-        shape(picture, element, dot.tier, _place(plot, dot), radius)
+        element = link(plot, dot.number, hover_text(dot, result), kind)
+        shape(plot, element, dot.tier, _place(plot, dot), radius)
 
-    _label_leaders(plot, fitting)
-    return picture
+    _label_leaders(plot, fitting, result)
+    return plot
 
 
-def _place(plot: _Plot, dot: Plotted) -> At:
+def _place(plot: Plot, dot: Plotted) -> At:
     """Where a config stands whose memory and throughput are known."""
-    return plot.at(dot.nbytes or 0, dot.rate or 0.0)
+    assert dot.nbytes and dot.rate, "it fits"
+    return plot.at(dot.nbytes / GIB, dot.rate)
 
 
 def _across(
@@ -260,74 +245,80 @@ def _up(
     return Scale(low, max(rates) * 1.08, height - 44, 30)
 
 
-def _budget_line(plot: _Plot) -> None:
-    x = plot.across(plot.usable / GIB)
+def _budget_line(plot: Plot, usable: int, budget: int) -> None:
+    """Draw what may be used of the budget as a line, and shade what is beyond."""
+    x = plot.across(usable / GIB)
     top = plot.up.end - 6
     bottom = plot.up.start
-    beyond = plot.across.end - x
-    plot.picture.draw(
+    plot.draw(
         "rect",
         x=x,
         y=top,
-        width=beyond,
+        width=plot.across.end - x,
         height=bottom - top,
         kind="beyond",
     )
-    plot.picture.line((x, bottom), (x, top), "budget")
+    plot.line((x, bottom), (x, top), "budget")
 
-    budget = plot.record.result.budget.device_bytes
     words = f"budget {gib(budget)} GiB"
-    if plot.usable < budget:
-        words = f"{gib(plot.usable)} usable of {gib(budget)} GiB"
-    plot.picture.text(x - 5, top - 4, words, kind="budget-label", anchor="end")
+    if usable < budget:
+        words = f"{gib(usable)} usable of {gib(budget)} GiB"
+    plot.text(x - 5, top - 4, words, kind="budget-label", anchor="end")
 
 
-def _fronts(plot: _Plot, fitting: list[Plotted]) -> None:
+def _fronts(plot: Plot, fitting: list[Plotted], record: Record) -> None:
     """Draw the front of each tier, through what was measured and what is predicted."""
-    result = plot.record.result
+    result = record.result
     points = []
     for dot in fitting:
         samples = (dot.rate or 0.0) / result.units_per_sample
-        points.append(Point(dot.measurement.config, dot.nbytes or 0, samples, None, measured=True))
+        point = Point(dot.measurement.config, dot.nbytes or 0, samples, None, measured=True)
+        points.append(point)
 
     for predicted in result.frontier.values():
         points += [point for point in predicted if not point.measured]
 
     for name in TIERS:
-        _front(plot, [point for point in points if tier(point.config) == name], name)
+        of_tier = [point for point in points if tier(point.config) == name]
+        _front(plot, name, frontier(of_tier, tolerance=record.tolerance), result)
 
 
-def _front(plot: _Plot, points: list[Point], name: str) -> None:
-    """Draw a stair through the best of each amount of memory; dashed where it leads to
-    predictions."""
-    result = plot.record.result
+def _front(plot: Plot, name: str, front: Sequence[Point], result: Result) -> None:
+    """Draw a stair through the best of each amount of memory.
+
+    It is dashed where it leads to predictions, which have marks of their own.
+    """
+    highest = plot.up.end - 14
     drawn = []
-    for point in frontier(points, tolerance=plot.record.tolerance):
+    for point in front:
         rate = point.samples_per_second * result.units_per_sample
-        x, y = plot.at(point.peak_bytes, rate)
-        if x <= plot.across.end and y >= plot.up.end - 14:
+        x, y = plot.at(point.peak_bytes / GIB, rate)
+        if x <= plot.across.end and y >= highest:
             drawn.append(((x, y), rate, point))
 
-    picture = plot.picture
-    group = picture.draw("g", kind=f"frontier {name}")
+    group = plot.draw("g", kind=f"frontier {name}")
     for (start, *_), (end, _, point) in pairwise(drawn):
-        kind = "known" if point.measured else "guessed"
-        picture.draw("path", into=group, d=steps([start, end]), kind=kind)
+        kind = "guessed"
+        if point.measured:
+            kind = "known"
+        plot.path(steps([start, end]), kind, group)
 
     for at, rate, point in drawn:
         if point.measured:
             continue
+
         figures = f"{number(rate)} {result.unit}/s \u2014 {gib(point.peak_bytes)} GiB"
         title = f"predicted: {describe(point.config)} \u2014 {figures}"
-        mark = picture.titled("g", title, into=group, kind="guess")
-        shape(picture, mark, name, at, radius=3.2)
+        mark = plot.titled("g", title, into=group, kind="guess")
+        shape(plot, mark, name, at, radius=3.2)
 
 
-def _miss(plot: _Plot, dot: Plotted) -> None:
+def _miss(plot: Plot, dot: Plotted, usable: int, result: Result) -> None:
     """Draw a cross beyond the budget: where it is predicted to be, or at the bottom where nothing
     is."""
-    result = plot.record.result
-    x = min(plot.across(_needed(dot, plot.usable) / GIB), plot.across.end - 6)
+    needed = plot.across(_needed(dot, usable) / GIB)
+    x = min(needed, plot.across.end - 6)
+
     bottom = plot.up.start - 9
     y = bottom
     seconds = dot.predicted.step_seconds
@@ -336,10 +327,9 @@ def _miss(plot: _Plot, dot: Plotted) -> None:
         rate = samples / seconds * result.units_per_sample
         y = min(max(plot.up(rate), plot.up.end), bottom)
 
-    picture = plot.picture
     words = hover_text(dot, result)
-    element = link(picture, dot.number, words, f"dot missed {dot.tier}")
-    picture.draw(
+    element = link(plot, dot.number, words, f"dot missed {dot.tier}")
+    plot.draw(
         "rect",
         into=element,
         x=x - 7,
@@ -348,7 +338,7 @@ def _miss(plot: _Plot, dot: Plotted) -> None:
         height=14,
         kind="reach",
     )
-    picture.cross((x, y), 3.6, element)
+    plot.cross((x, y), 3.6, element)
 
 
 def _needed(dot: Plotted, usable: int) -> float:
@@ -357,16 +347,15 @@ def _needed(dot: Plotted, usable: int) -> float:
     return max(dot.nbytes or 0, dot.predicted.allocated_bytes or 0, usable * 1.03)
 
 
-def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
+def _label_leaders(plot: Plot, fitting: list[Plotted], result: Result) -> None:
     """Write the name of a tier beside its best."""
-    result = plot.record.result
     by_config = {dot.measurement.config: dot for dot in fitting}
     taken: list[float] = []
     for name, leader in result.tiers.items():
-        dot = by_config.get(leader.config) if leader else None
-        if leader is None or dot is None:
+        if leader is None or leader.config not in by_config:
             continue
 
+        dot = by_config[leader.config]
         words = f"best of {TIER_TITLES[name]}"
         if result.best is not None and result.best.config == leader.config:
             words = f"best: {TIER_TITLES[name]}"
@@ -379,6 +368,6 @@ def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
         taken.append(y)
 
         if x + width_of(words) < plot.across.end:
-            plot.picture.text(x, y, words, kind=f"name {name}", anchor="start")
+            plot.text(x, y, words, kind=f"name {name}", anchor="start")
         else:  # beside the budget line there is more room to the left
-            plot.picture.text(x + 6, y, words, kind=f"name {name}", anchor="end")
+            plot.text(x + 6, y, words, kind=f"name {name}", anchor="end")

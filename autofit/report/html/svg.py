@@ -62,9 +62,9 @@ def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
 
     rough = (high - low) / max(1, about)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = power * 10
-    for factor in (5, 2, 1):
-        if power * factor >= rough * 0.999:
+    step = power
+    for factor in (2, 5, 10):
+        if step < rough * 0.999:
             step = power * factor
 
     first = math.ceil(low / step - 1e-9)
@@ -158,14 +158,24 @@ class Picture:
 
     def line(self, start: At, end: At, kind: str) -> None:
         """Draw a straight line."""
-        self.draw(
-            "line",
-            x1=start[0],
-            y1=start[1],
-            x2=end[0],
-            y2=end[1],
-            kind=kind,
-        )
+        x1, y1 = start
+        x2, y2 = end
+        self.draw("line", x1=x1, y1=y1, x2=x2, y2=y2, kind=kind)
+
+    def path(self, d: str, kind: str | None = None, into: Element | None = None) -> None:
+        """Draw a path; `d` is written as SVG has it."""
+        self.draw("path", into=into, d=d, kind=kind)
+
+    def circle(
+        self,
+        at: At,
+        radius: float,
+        kind: str | None = None,
+        into: Element | None = None,
+    ) -> None:
+        """Draw a circle around a point."""
+        x, y = at
+        self.draw("circle", into=into, cx=x, cy=y, r=radius, kind=kind)
 
     def cross(
         self,
@@ -176,9 +186,13 @@ class Picture:
     ) -> None:
         """Draw two crossing strokes."""
         x, y = at
+        left = x - radius
+        top = y - radius
         arm = f"{2 * radius:g}"
-        path = f"M{x - radius:.1f},{y - radius:.1f}l{arm},{arm}m0,-{arm}l-{arm},{arm}"
-        self.draw("path", into=into, d=path, kind=kind)
+
+        falling = f"M{left:.1f},{top:.1f}l{arm},{arm}"
+        rising = f"m0,-{arm}l-{arm},{arm}"
+        self.path(falling + rising, kind, into)
 
     def text(
         self,
@@ -199,38 +213,6 @@ class Picture:
             text_anchor=anchor,
         )
 
-    def frame(
-        self,
-        across: Scale,
-        up: Scale,
-        *,
-        titles: tuple[str, str],
-        ticks: tuple[int, int] = (6, 5),
-    ) -> None:
-        """Draw the axes: a range each, ticks at round numbers, and their titles; no box and no
-        grid."""
-        left = across.start
-        bottom = up.start
-        self.line((left, bottom), (across.end, bottom), "axis")
-        self.line((left, bottom), (left, up.end), "axis")
-
-        for number in across.ticks(ticks[0]):
-            x = across(number)
-            self.line((x, bottom), (x, bottom + 4), "axis")
-            self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
-
-        self.scale_up(left, up, ticks[1])
-
-        self.text(across.end, bottom + 32, titles[0], anchor="end", kind="title")
-        self.text(4, up.end - 10, titles[1], kind="title")
-
-    def scale_up(self, left: float, up: Scale, ticks: int) -> None:
-        """Draw the ticks of an upright axis."""
-        for number in up.ticks(ticks):
-            y = up(number)
-            self.line((left - 4, y), (left, y), "axis")
-            self.text(left - 7, y + 3.5, _tick(number), anchor="end", kind="tick")
-
     def markup(self) -> str:
         """The element as it stands inside a page."""
         return tostring(self.root, encoding="unicode")
@@ -243,9 +225,59 @@ class Picture:
         root.set("height", str(self.height))
 
         SubElement(root, "style").text = style
-        SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
+        paper = {"class": "paper", "width": "100%", "height": "100%"}
+        SubElement(root, "rect", paper)
         root.extend(list(self.root))
-        return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
+
+        markup = tostring(root, encoding="unicode")
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{markup}\n'
+
+
+class Plot(Picture):
+    """A picture with an axis of numbers in each direction."""
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        label: str,
+        *,
+        across: Scale,
+        up: Scale,
+        interactive: bool = False,
+    ) -> None:
+        super().__init__(*size, label, interactive=interactive)
+        self.across = across
+        self.up = up
+
+    def at(self, x: float, y: float) -> At:
+        """Where a pair of numbers is drawn, in pixels."""
+        return self.across(x), self.up(y)
+
+    def frame(self, titles: tuple[str, str], ticks: tuple[int, int]) -> None:
+        """Draw both axes with about so many round ticks and their titles; no box and no grid."""
+        left = self.across.start
+        right = self.across.end
+        bottom = self.up.start
+        top = self.up.end
+        self.line((left, bottom), (right, bottom), "axis")
+        self.line((left, bottom), (left, top), "axis")
+
+        for number in self.across.ticks(ticks[0]):
+            x = self.across(number)
+            self.line((x, bottom), (x, bottom + 4), "axis")
+            self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
+        self.ticks_up(ticks[1])
+
+        self.text(right, bottom + 32, titles[0], anchor="end", kind="title")
+        self.text(4, top - 10, titles[1], kind="title")
+
+    def ticks_up(self, about: int) -> None:
+        """Draw the ticks of the upright axis."""
+        left = self.across.start
+        for number in self.up.ticks(about):
+            y = self.up(number)
+            self.line((left - 4, y), (left, y), "axis")
+            self.text(left - 7, y + 3.5, _tick(number), anchor="end", kind="tick")
 
 
 def steps(points: Sequence[At]) -> str:
