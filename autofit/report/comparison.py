@@ -125,15 +125,25 @@ def _outcome(first: Result, second: Result) -> list[Row]:
         one = first.tiers.get(name)
         other = second.tiers.get(name)
         if one or other:
-            rows.append((f"best of {name}", _figures(one, first), _figures(other, second)))
+            mine = _figures(one, first)
+            its = _figures(other, second)
+            rows.append((f"best of {name}", mine, its))
 
     if first.best and second.best:
         differences = first.best.config.differences(second.best.config)
-        for knob, (mine, its) in differences.items():
-            rows.append((f"best: {knob}", value(mine), value(its)))
+        for knob, both in differences.items():
+            mine, its = map(value, both)
+            rows.append((f"best: {knob}", mine, its))
 
-    rows.append(("probes", str(len(first.trials)), str(len(second.trials))))
-    rows.append(("search, seconds", f"{first.search_seconds:.0f}", f"{second.search_seconds:.0f}"))
+    rows.append(
+        (
+            "probes",
+            str(len(first.trials)),
+            str(len(second.trials)),
+        )
+    )
+    seconds = (f"{first.search_seconds:.0f}", f"{second.search_seconds:.0f}")
+    rows.append(("search, seconds", *seconds))
     return rows
 
 
@@ -159,39 +169,53 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
     if not is_same_work:
         lines.append("They trained different things, so that their speeds do not compare.")
 
+    are_measured = True
     for name, result in zip(names, (first, second), strict=True):
         if result.stopped_by == "prediction":
+            are_measured = False
             lines.append(f"In {name} nothing was measured: all is predicted.")
 
     if first.best and second.best:
-        if is_same_work:
-            how = speed(second.best.throughput / first.best.throughput)
-            lines.append(f"Against the best of {names[0]}, that of {names[1]} is {how}.")
-
-        choice = "Both chose the same config."
-        if first.best.config != second.best.config:
-            differing = ", ".join(changes(second.best.config, first.best.config))
-            choice = f"The best of {names[1]} differs in: {differing}."
-
-        lines.append(choice)
-    elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
+        lines += _of_bests(first.best, second.best, names, is_same_work=is_same_work)
+    elif are_measured and (first.best or second.best):
         fits, not_fits = names
         if second.best:
-            fits, not_fits = not_fits, fits
+            not_fits, fits = names
         lines.append(f"In {fits} something fits, in {not_fits} nothing does.")
 
     if is_same_work:
         lines += _both_measured(first, second, names)
+
     return lines
+
+
+def _of_bests(
+    first: Measurement,
+    second: Measurement,
+    names: tuple[str, str],
+    *,
+    is_same_work: bool,
+) -> list[str]:
+    """How the best of each run compare in speed, and in what they differ."""
+    lines = []
+    if is_same_work:
+        how = speed(second.throughput / first.throughput)
+        lines.append(f"Against the best of {names[0]}, that of {names[1]} is {how}.")
+
+    choice = "Both chose the same config."
+    if first.config != second.config:
+        differing = changes(second.config, first.config)
+        choice = f"The best of {names[1]} differs in: {', '.join(differing)}."
+
+    return [*lines, choice]
 
 
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both
     measured."""
-    others = second.latest_by_config
     ratios = {}
     for config, mine in first.latest_by_config.items():
-        its = others.get(config)
+        its = second.latest_by_config.get(config)
         if its is not None and mine.fits and its.fits and mine.throughput:
             ratios[config] = its.throughput / mine.throughput
 
@@ -204,6 +228,9 @@ def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> lis
         one = f"One config was measured to fit in both, {describe(config)}"
         return [f"{one}: in {names[1]} it is {middle}."]
 
-    spread = f"from {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times the speed"
+    least = min(ratios.values())
+    most = max(ratios.values())
     how_many = f"{len(ratios)} configs were measured to fit in both"
+    spread = f"from {least:.2f} to {most:.2f} times the speed"
+
     return [f"{how_many}: in {names[1]} they are {middle} in the median ({spread})."]

@@ -295,7 +295,11 @@ def nothing_fits_lines(result: Result) -> list[str]:
     how = "Nothing fits"
     if result.stopped_by == "prediction":
         how = "Nothing is predicted to fit"
-    lines = [f"{how}: {result.model} on {place}.", counts, *divergence]
+    lines = [
+        f"{how}: {result.model} on {place}.",
+        counts,
+        *divergence,
+    ]
 
     budget = result.budget.device_bytes
     enough = _budget_for(miss, result)

@@ -26,7 +26,12 @@ from autofit.core.quoting import lines_of, one_line
 OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
 FITS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}
-TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA", "head": "the head alone"}
+TIER_TITLES = {
+    "full": "all weights",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "head": "the head alone",
+}
 _BOTTLENECKS = {
     "compute": "bound by arithmetic",
     "memory": "bound by the device's memory",
@@ -203,6 +208,7 @@ def peak_gib(measurement: Measurement) -> str:
     peak = peak_bytes(measurement)
     if not peak:
         return ""
+
     return gib(peak)
 
 
@@ -230,6 +236,7 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
     lines = lines_of(reason.strip())
     if not lines:
         return word
+
     return f"{word}: {one_line(lines[-1])}"
 
 
@@ -410,6 +417,7 @@ def resting_words(resting: Resting) -> str:
         every = pluralize(resting.parameters, "parameter")
         share = 100 * resting.trained / resting.parameters
         trained = f"{resting.trained:,} of {every} ({share:.3g} %)"
+
     sentences.append(f"Trained: {trained}.")
 
     return " ".join(sentences)
@@ -459,6 +467,7 @@ def points(title: str, lines: Iterable[str]) -> list[str]:
     items = [POINT + line for line in lines]
     if not items:
         return []
+
     return [title, *items]
 
 

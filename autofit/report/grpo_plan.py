@@ -19,15 +19,19 @@ _LEVELS = (
 
 def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
     """Whether it fits, what training and generation need, and the keys that TRL is given."""
-    subject = f"{data['model']} by {data['workload']['task']}, on {data['hardware']['name']}"
-    fits = "Fits" if data["fits"] == "yes" else "Does not fit"
+    task = data["workload"]["task"]
+    subject = f"{data['model']} by {task}, on {data['hardware']['name']}"
+    fits = "Does not fit"
+    if data["fits"] == "yes":
+        fits = "Fits"
     verdict = f"{fits}: {gib(data['usable_bytes'])} GiB may be used of each device."
 
     left = Table.grid(Column(), Column(), Column(), padding=(0, 2))
     if data["levels"]:
         left.add_row(Text("GiB left for"), Text("training"), Text("cache"))
     for level in data["levels"]:
-        cells = (_LEVELS[level["level"]], _left(level["training"]), _left(level["cache"]))
+        name = _LEVELS[level["level"]]
+        cells = (name, _left(level["training"]), _left(level["cache"]))
         left.add_row(*map(Text, cells))
 
     lines = []
@@ -55,11 +59,12 @@ def grpo_plan_table(data: Mapping[str, Any]) -> RenderableType:
 def _needs(data: Mapping[str, Any]) -> Table:
     """What training and generation need of each device."""
     training = data["device_bytes"]
-    generator = data["generator_bytes"]
     rows = {
         "training, at its peak": interval(training["low"], training["high"]),
         "training, between steps": gib(data["at_rest_bytes"]),
     }
+
+    generator = data["generator_bytes"]
     if generator["weights"]:
         rows["vLLM's weights"] = gib(generator["weights"])
         rows["vLLM beside weights and cache"] = gib(generator["overhead"])
@@ -70,9 +75,12 @@ def _needs(data: Mapping[str, Any]) -> Table:
     needs = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
     for name, size in rows.items():
         needs.add_row(Text(name), Text(size))
+
     return needs
 
 
 def _left(nbytes: int) -> str:
     """What is left, in GiB."""
-    return gib(nbytes) if nbytes > 0 else "nothing"
+    if nbytes <= 0:
+        return "nothing"
+    return gib(nbytes)

@@ -69,8 +69,9 @@ def knob_lines(result: Result) -> list[str]:
 def changes_by_knob(result: Result) -> list[tuple[str, list[Change]]]:
     """The changes of each single knob."""
     by_knob: dict[str, list[Change]] = {}
-    for change in result.alternatives:
-        by_knob.setdefault(change.knob, []).append((change, _speed_left(change, result)))
+    for alternative in result.alternatives:
+        change = (alternative, _speed_left(alternative, result))
+        by_knob.setdefault(alternative.knob, []).append(change)
 
     return list(by_knob.items())
 

@@ -18,9 +18,9 @@ def learning_lines(curves: Sequence[LearningCurve], head: str) -> list[str]:
     trained = [curve for curve in curves if curve.losses]
     trained.sort(key=lambda curve: curve.loss)
     for curve in trained:
+        config = describe(curve.config, knobs)
         seeds = " and ".join(f"{loss:.4f}" for loss in curve.losses)
         steps = pluralize(max(curve.steps), "step")
-        config = describe(curve.config, knobs)
         lines.append(f"Loss {curve.loss:.4f} ({seeds}) after up to {steps}: {config}.")
 
     for curve in curves:

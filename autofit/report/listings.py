@@ -86,6 +86,7 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     if data.get("resting"):
         resting = Resting(**data["resting"])
         lines.append(resting_words(resting))
+
     lines += ["", _time(data)]
     lines += _notes(data)
 
@@ -194,7 +195,11 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     reasons = dict.fromkeys(card["reason"] for card in every)
     notes += [f"- {reason}" for reason in reasons if reason]
     notes += _notes(data)
-    return Group(*map(Text, lines), _cards(every, shown), *map(Text, notes))
+    return Group(
+        *map(Text, lines),
+        _cards(every, shown),
+        *map(Text, notes),
+    )
 
 
 def _cards(every: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> Table:
@@ -320,6 +325,7 @@ def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, 
     after = other["step_seconds"]
     if not before or not after:
         return memory, None
+
     return memory, after / before - 1
 
 
@@ -335,6 +341,7 @@ def _percent(change: float | None) -> str:
         return "-"
     if abs(change) < _NOTICED:
         return "0%"
+
     return f"{change:+.0%}"
 
 
@@ -404,6 +411,7 @@ def _calibration(known: Mapping[str, Any]) -> str:
     discounted = known["discounted"]
     if discounted:
         counted += f", {discounted} of them long ago or on a busy machine"
+
     return f"{found} ({counted})"
 
 
@@ -457,6 +465,7 @@ def _count(parameters: int) -> str:
         return f"{parameters / 10**9:.3g}B"
     if parameters >= 10**6:
         return f"{parameters / 10**6:.3g}M"
+
     return f"{parameters:,}"
 
 

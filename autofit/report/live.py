@@ -2,7 +2,6 @@
 else plain lines."""
 
 import io
-import math
 import os
 import sys
 import time
@@ -11,10 +10,8 @@ from threading import Event as Signal
 from threading import RLock, Thread
 from typing import Self
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
-from rich.control import Control
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.segment import ControlType, Segment
 
 from autofit.core.errors import pluralize
 from autofit.core.events import (
@@ -68,7 +65,7 @@ class LiveDisplay:
         self._seconds = seconds
         self._progress = Progress(seconds())
         self._lock = RLock()
-        self._lines: _Lines | None = None
+        self._live: Live | None = None
         self._shown_at = -_PROGRESS_SECONDS  # when progress was shown last
         self._has_shown_best = False  # and whether anything fitted then
         self._ended = Signal()
@@ -77,18 +74,28 @@ class LiveDisplay:
     def __enter__(self) -> Self:
         # Not in CI, whose logs are read later, whatever they pretend to be. FORCE_COLOR makes rich
         # take a pipe for a terminal, which is right for colours only.
-        is_watched = (
-            self._console.is_interactive
-            and self._console.file.isatty()
-            and not os.environ.get("CI")
-        )
-        if not self._quiet and (self._cell or is_watched):
-            if self._cell is None:
-                self._lines = _Lines(self._console, self._panel)
-            self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
-            self._refresh()
-            self._ticker.start()
+        console = self._console
+        is_terminal = console.is_interactive and console.file.isatty()
+        is_watched = is_terminal and not os.environ.get("CI")
+        if self._quiet or not (self._cell or is_watched):
+            return self
 
+        if self._cell is None:
+            self._live = Live(
+                get_renderable=self._panel,
+                console=console,
+                auto_refresh=False,
+                transient=True,
+                # output to a file or a pipe disturbs nothing, and wants what it is sent
+                redirect_stdout=sys.stdout.isatty(),
+                vertical_overflow="crop",
+            )
+            self._live.start()
+            console.show_cursor()  # a killed search should leave it
+
+        self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
+        self._refresh()
+        self._ticker.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,10 +105,10 @@ class LiveDisplay:
 
         self._ticker.join()
         self._ticker = None
-        if self._lines is not None:
-            self._lines.stop()
-        else:
+        if self._live is None:
             self._refresh()
+        else:
+            self._live.stop()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
@@ -109,25 +116,30 @@ class LiveDisplay:
             line = self._line(event)  # before the update, which it describes
             self._progress.update(event, self._seconds())
 
-        if self._ticker is not None:  # the panel shows all but notes
-            is_note = isinstance(event, Note) and self._cell is None
-            line = line if is_note else None
-
-        if line and not self._quiet:
-            self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
-        if self._ticker is not None:
+        is_live = self._ticker is not None
+        if is_live:
             self._refresh()
+
+        # The lines that change show all but notes, and those of a cell are for others to show.
+        is_shown_there = is_live and (self._cell is not None or not isinstance(event, Note))
+        if line and not is_shown_there and not self._quiet:
+            self._console.print(
+                one_line(line),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def _tick(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
             self._refresh()
 
     def _refresh(self) -> None:
-        if self._cell is None:
-            assert self._lines, "lines change on a terminal or in a cell"
-            self._lines.refresh()
+        if self._live is not None:
+            self._live.refresh()
             return
 
+        assert self._cell is not None, "lines change on a terminal or in a cell"
         with self._lock:
             console = _cell_console()
             console.print(self._panel(), no_wrap=True)
@@ -136,23 +148,27 @@ class LiveDisplay:
             self._cell.show(text, html)
 
     def _panel(self) -> RenderableType:
+        """The lines as they stand; on a terminal none of them stay at the end."""
+        is_ended = self._ended.is_set()
+        if is_ended and self._cell is None:
+            return ""
         with self._lock:
-            return panel(self._progress, self._seconds(), self._console, ended=self._ended.is_set())
+            return panel(self._progress, self._seconds(), self._console, ended=is_ended)
 
     def _line(self, event: Event) -> str | None:
         """The plain line of an event; None for those that say nothing by themselves."""
         if isinstance(event, SearchStarted):
             return _search_line(event)
-        if isinstance(event, PhaseStarted):
-            # before a search, an error about wrong input stands alone
-            return event.doing if self._progress.search else None
-
+        if isinstance(event, PhaseStarted) and self._progress.search:
+            return event.doing  # before a search, an error about wrong input stands alone
         if isinstance(event, PhaseProgressed):
             return self._progress_line(event)
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
+        if isinstance(event, Note):
+            return event.text
 
-        return event.text if isinstance(event, Note) else None
+        return None
 
     def _probe_line(self, event: ProbeFinished) -> str:
         """What a finished probe came to."""
@@ -206,58 +222,6 @@ def _search_line(event: SearchStarted) -> str:
     place = where(event.hardware, event.budget)
 
     return f"{event.model} on {place}: {configs}; {measured}"
-
-
-class _Lines(Live):
-    """rich's Live for a terminal whose window may change, from its making to `stop`, which leaves
-    nothing behind.
-
-    Beside rich: lines that a narrower window has broken are erased whole, the cursor stays visible
-    for a search that is killed, and it waits on a line of its own, so that an echoed ^C is erased,
-    too.
-    """
-
-    def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
-        self._content: Callable[[], RenderableType] = content
-        self._widths: list[int] = []
-        # output to a file or a pipe disturbs nothing, and wants what it is sent
-        redirect = sys.stdout.isatty()
-        super().__init__(
-            self,
-            console=console,
-            transient=True,
-            auto_refresh=False,
-            redirect_stdout=redirect,
-        )
-        self.start()
-        console.show_cursor()
-
-    def stop(self) -> None:
-        # rich draws all once more at the end, also what the window has no room for
-        self._content = str
-        super().stop()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # a terminal may break a line that fills it
-        narrower = options.update_width(max(1, options.max_width - 1))
-        lines = console.render_lines(self._content(), narrower, pad=False)
-        lines = lines[: max(0, console.height - 2)]
-
-        self._widths = [Segment.get_line_length(line) for line in lines]
-        for line in lines:
-            yield from line
-            yield Segment.line()
-
-        yield Segment(" ")
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        broken = 0
-        for width in self._widths:
-            broken += max(0, math.ceil(width / self.console.width) - 1)
-
-        back, *others = super().process_renderables(renderables)
-        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-        return [back, Control(*(up * broken)), *others]
 
 
 def _cell_console() -> Console:

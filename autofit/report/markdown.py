@@ -52,6 +52,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rule = ["---"] + ["---:"] * (len(header) - 1)
     lines = [_line(map(markdown_text, header)), _line(rule)]
     lines += [_line(map(markdown_text, row)) for row in rows]
+
     return "\n".join(lines)
 
 
@@ -80,6 +81,7 @@ def _measured(record: Record, best: Measurement) -> list[str]:
     shown = [row.measurement for row in rows]
     _, unit = throughput(best)
     ended = [how_it_ended(result), *result.notes]
+
     return [
         answer,
         _details(best.config),
@@ -120,7 +122,14 @@ def _table_of(rows: Iterable[Row], unit: str) -> str:
         speed = ""
         if figure:
             speed = number(figure)
-        lines.append((describe(measurement.config), speed, peak_gib(measurement), row.verdict))
+        lines.append(
+            (
+                describe(measurement.config),
+                speed,
+                peak_gib(measurement),
+                row.verdict,
+            )
+        )
 
     return table(("config", f"{unit}/s", "peak GiB", "verdict"), lines)
 

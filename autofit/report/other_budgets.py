@@ -2,6 +2,7 @@
 more; other numbers of devices."""
 
 from autofit.core.errors import pluralize
+from autofit.core.measurement import Measurement
 from autofit.core.pareto import OtherBudget, Point, fastest_within
 from autofit.core.result import Result
 from autofit.report.formatting import POINT, describe, gib, instead, listed, rate, source, speed
@@ -19,10 +20,10 @@ def other_budget_lines(result: Result) -> list[str]:
     tiers = [name for name, points in result.frontier.items() if points]
     budgets_by_line: dict[str, list[str]] = {}
     for other in result.other_budgets:
-        budget = f"{gib(other.device_bytes)} GiB ({other.why}"
+        why = other.why
         if other.card:
-            budget += f", such as {other.card}"
-        budget += ")"
+            why += f", such as {other.card}"
+        budget = f"{gib(other.device_bytes)} GiB ({why})"
 
         names_by_text: dict[str, list[str]] = {}
         for name in tiers:
@@ -48,19 +49,23 @@ def on_other_devices(result: Result) -> str:
     if not by_count:
         return ""
 
+    own_rate = 0.0
+    if own and own.rate:
+        own_rate = own.rate
     usable = result.budget.cap_bytes(hardware.device)
+
     lines = ["The same config on other numbers of devices, by prediction:"]
     for count, prediction in by_count.items():
-        line = f"{POINT}{pluralize(count, 'device')}"
+        place = pluralize(count, "device")
         if hardware.nodes > 1:
-            line += " of each node"
-        line += ": "
-        if own and own.rate and prediction.rate:
-            line += f"{prediction.rate / own.rate:.3g} times the speed, "
-        line += f"at most {gib(prediction.high)} GiB of each"
+            place += " of each node"
+
+        figures = f"at most {gib(prediction.high)} GiB of each"
+        if prediction.rate and own_rate:
+            figures = f"{prediction.rate / own_rate:.3g} times the speed, {figures}"
         if prediction.high > usable:
-            line += ", which may not fit"
-        lines.append(line)
+            figures += ", which may not fit"
+        lines.append(f"{POINT}{place}: {figures}")
 
     return "\n".join(lines)
 
@@ -86,12 +91,16 @@ def _of_tier(name: str, other: OtherBudget, result: Result) -> str:
     leader = result.tiers.get(name)
     if leader is None:
         return ""
+
     if point is None:
-        return "nothing is expected to fit" if result.predicted else ""
+        if not result.predicted:
+            return ""
+        return "nothing is expected to fit"
+
     if point.config == leader.config:
         return "what is the best here fits there, too"
 
-    ratio, different = _against(point, name, result)
+    ratio, different = _against(point, leader, result)
     if ratio >= 1:
         # Faster ones are among those that tied with the best, and learn less faithfully.
         return f"no slower with {different}"
@@ -103,30 +112,32 @@ def _with_more(name: str, point: Point, result: Result) -> str:
     """What the fastest config of a larger budget would bring a tier."""
     usable = result.budget.cap_bytes(result.hardware.device)
     now = fastest_within(result.frontier[name], usable)
-    if result.tiers.get(name) is None:  # nothing of the tier was measured to fit
+    leader = result.tiers.get(name)
+    if leader is None:  # nothing of the tier was measured to fit
         if now:
             return ""
         return f"{rate(point)} with {describe(point.config)} {source(point.measured)}"
 
-    ratio, different = _against(point, name, result)
-    is_faster = now is None or point.samples_per_second > now.samples_per_second * _FASTER
+    ratio, different = _against(point, leader, result)
+    is_faster = True
+    if now is not None:
+        is_faster = point.samples_per_second > now.samples_per_second * _FASTER
     if ratio > _FASTER and is_faster:
         return f"{speed(ratio)} with {different}"
 
     return "no gain is expected"
 
 
-def _against(point: Point, name: str, result: Result) -> tuple[float, str]:
+def _against(point: Point, leader: Measurement, result: Result) -> tuple[float, str]:
     """The speed against the best of a tier, which may only have been explored, and what the config
     has instead."""
-    leader = result.tiers[name]
-    assert result.best and leader, "where a tier has a best, there is one"
+    assert result.best, "where a tier has a best, there is one"
     own = relative_speed(leader, result)
-    measurement = result.latest_by_config.get(point.config) if point.measured else None
-    if measurement:  # as the table has it
-        ratio = relative_speed(measurement, result) / own
-    else:
-        ratio = point.samples_per_second / (result.best.throughput * own)
+    ratio = point.samples_per_second / (result.best.throughput * own)
+    if point.measured:
+        measurement = result.latest_by_config.get(point.config)
+        if measurement:  # as the table has it
+            ratio = relative_speed(measurement, result) / own
 
     different = instead(point.config, leader, most=_MOST_CHANGES)
     return ratio, f"{different} {source(point.measured)}"

@@ -30,6 +30,7 @@ _BAR = 32
 _WIDE = 70
 _TALL = 12  # rows from which the title has one
 _LATEST = 5  # finished probes shown
+_LOWEST = 0x2581  # the lowest of eight blocks that a column of a curve may be
 _SIDE_BY_SIDE = 4  # running probes shown
 _MEMORY = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY)
 
@@ -185,11 +186,11 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
         doing = f"measuring probe {event.number + 1}"
         if event.verifying:
             doing += " again, longer"
-        lines.append(f"{doing}, {fmt.clock(now - since)}")
-        lines.append(fmt.describe(event.config))
+        lines += [f"{doing}, {fmt.clock(now - since)}", fmt.describe(event.config)]
 
-    if len(running) > _SIDE_BY_SIDE:
-        lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
+    more = len(running) - _SIDE_BY_SIDE
+    if more > 0:
+        lines.append(f"and {more} more")
 
     if not running:
         doing = "choosing the next config"
@@ -213,29 +214,33 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
         usual = 2 * min(most, _SIDE_BY_SIDE)
         if most == 1 or most > _SIDE_BY_SIDE:
             usual += 1
-        used = len(text.wrap(console, max(1, console.width - _LABEL - 2)))
+        used = len(text.wrap(console, _room(console)))
         text.append("\n" * max(0, usual - used))
 
     return text
 
 
+def _room(console: Console) -> int:
+    """The columns beside the names at the left."""
+    return max(1, console.width - _LABEL - 2)
+
+
 def _best(progress: Progress) -> Text:
     """The leader's speed, its gain, and its config."""
     best = progress.best
-    first = progress.first
     if best is None and progress.done:
         return Text("nothing that was measured fits, so far")
     if best is None:
         return Text("none yet")
 
     about = f" (probe {best.number + 1})"
+    first = progress.first
     if first and first.throughput:
         gain = best.throughput / first.throughput - 1
         if gain >= 0.005:
             about += f", {fmt.percent(gain)} faster than the first that fitted"
 
     speed = (fmt.rate(best), "bold green")
-
     return Text.assemble(speed, f"{about}\n", fmt.describe(best.config))
 
 
@@ -243,7 +248,7 @@ def _time(progress: Progress, search: SearchStarted, now: float) -> str:
     """How long it has run, and how long it will, as far as that is known."""
     elapsed = fmt.clock(now - progress.began)
     if search.time_limit is not None:
-        left = search.time_limit - (now - progress.search_began)
+        left = progress.search_began + search.time_limit - now
         if left > 0:
             return f"{elapsed}, {fmt.clock(left)} left"
         return f"{elapsed}, past the limit: still verifying the best"
@@ -253,11 +258,16 @@ def _time(progress: Progress, search: SearchStarted, now: float) -> str:
 
     pace = progress.seconds_per_probe(now)
     more = search.trials - progress.done
-    if pace and more > 0 and not progress.verified and progress.phase is None:
-        probes = f"{more} probes" if more > 1 else "probe"
-        return f"{elapsed}, about {fmt.about(pace * more)} for the {probes} left, then verifying"
+    is_exploring = progress.phase is None and not progress.verified
+    if not pace or more <= 0 or not is_exploring:
+        return elapsed
 
-    return elapsed
+    probes = "probe"
+    if more > 1:
+        probes = f"{more} probes"
+    left = pace * more
+
+    return f"{elapsed}, about {fmt.about(left)} for the {probes} left, then verifying"
 
 
 def _bars(bars: list[tuple[float, str]], console: Console) -> RenderableType:
@@ -287,14 +297,16 @@ def _memory(progress: Progress, search: SearchStarted, console: Console) -> Rend
     budget."""
     budget = search.budget.device_bytes
     bars = []
-    peak = fmt.peak_bytes(progress.best) if progress.best else None
+    peak = None
+    if progress.best:
+        peak = fmt.peak_bytes(progress.best)
     if peak:
-        bars.append((peak / budget, f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB"))
+        words = f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB"
+        bars.append((peak / budget, words))
 
     if progress.predicts:
-        largest = 0
-        for event, _ in progress.running.values():
-            largest = max(largest, event.expected_bytes or 0)
+        running = progress.running.values()
+        largest = max((event.expected_bytes or 0 for event, _ in running), default=0)
         words = ""  # no bar, either
         if largest:
             words = f"now {fmt.gib(largest)} GiB expected"
@@ -329,16 +341,19 @@ def _curve(bests: list[float], console: Console) -> Text | None:
     if len(set(rates)) < 2 or console.options.ascii_only:
         return None
 
-    columns = min(len(bests), max(1, console.width - _LABEL - 2))
+    columns = min(len(bests), _room(console))
     low = min(rates)
     span = max(rates) - low
     curve = ""
     for column in range(1, columns + 1):
-        rate = bests[len(bests) * column // columns - 1]
+        last = len(bests) * column // columns
+        rate = bests[last - 1]
+        sign = " "
         if rate:
-            curve += chr(0x2581 + round((rate - low) / span * 7))
-        else:
-            curve += " "
+            height = round((rate - low) / span * 7)
+            sign = chr(_LOWEST + height)
+
+        curve += sign
 
     return Text(curve)
 
@@ -351,11 +366,12 @@ def _latest(progress: Progress, search: SearchStarted, console: Console) -> Text
 
     lines = []
     for (_, again), measurement in newest:
-        lines.append(_finished(measurement, again, progress.best, search))
+        line = _finished(measurement, again, progress.best, search)
+        lines.append(line)
+
     text = Text("\n").join(lines)
     if console.width >= _WIDE:
         _cut(text, console)
-
     return text
 
 
@@ -378,7 +394,7 @@ def _finished(
     elif not measurement.fits:
         style = "red"
         verdict = fmt.OUTCOMES[measurement.outcome]
-    elif not again and best and best.throughput:
+    elif best and best.throughput and not again:
         ratio = measurement.throughput / best.throughput
         if measurement.config == best.config:
             verdict += ", the best so far"
@@ -389,9 +405,9 @@ def _finished(
 
     joint = ""
     other = fmt.instead(measurement.config, best)
-    if other:
+    if other and measurement.fits:
         joint = f" with {other}"
-        if not measurement.fits:
-            joint = f",{joint}"
+    elif other:
+        joint = f", with {other}"
 
     return Text.assemble(f"{label}: ", (verdict, style), (joint, "dim"))

@@ -49,7 +49,12 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
         "usable_bytes": budget.cap_bytes(hardware.device),
     }
     sentences = [*predicted_lines(result, best), *predicted_notes(result)]
-    parts += [Text(), estimate_table(data | best.to_dict()), Text(), hanging(sentences)]
+    parts += [
+        Text(),
+        estimate_table(data | best.to_dict()),
+        Text(),
+        hanging(sentences),
+    ]
 
     directory = directory_of(result)
     files = written(result)
@@ -62,24 +67,27 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
 
 def answer_line(result: Result, best: Estimate) -> str:
     """The best predicted config's speed and memory."""
-    figures = f"{interval(best.low, best.high)} of {gib(result.budget.device_bytes)} GiB"
+    budget = gib(result.budget.device_bytes)
+    figures = f"{interval(best.low, best.high)} of {budget} GiB"
     if rate(best):
         figures = f"about {rate(best)} in {figures}"
-    place = f"{result.model} on {result.hardware.title}"
 
+    place = f"{result.model} on {result.hardware.title}"
     return f"{figures}, the best predicted config for {place}."
 
 
 def predicted_lines(result: Result, best: Estimate) -> list[str]:
     """Whether it fits and how much is left, and the best of the other tiers."""
     usable = result.budget.cap_bytes(result.hardware.device)
+    room = usable - best.high
     allowed = f"{gib(usable)} that may be used"
-    if best.high <= usable:
-        left = f"{gib(usable - best.high)} GiB are left at the upper end of {allowed}"
+    if room >= 0:
+        left = f"{gib(room)} GiB are left at the upper end of {allowed}"
     else:
-        left = f"its upper end is {gib(best.high - usable)} GiB above the {allowed}"
+        left = f"its upper end is {gib(-room)} GiB above the {allowed}"
 
-    lines = [f"It {_VERDICTS[best.verdict or 'maybe']}: {left}."]
+    verdict = _VERDICTS[best.verdict or "maybe"]
+    lines = [f"It {verdict}: {left}."]
 
     others = []
     nothing = []
@@ -88,7 +96,9 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
         if other is None:
             if result.frontier.get(name):
                 nothing.append(title)
-        elif other.config != best.config:
+            continue
+
+        if other.config != best.config:
             figures = f"{rate(other)} in {interval(other.low, other.high)} GiB"
             if other.verdict != "yes":
                 figures += ", which may or may not fit"
@@ -116,8 +126,9 @@ def prediction_counts(result: Result) -> str:
         counts += f"{refused:,} are refused beforehand, and "
 
     too_large = result.skipped.get("predicted", 0)
-    budget = f"{gib(result.budget.device_bytes)} GiB"
-    return f"{counts}{too_large:,} of those predicted do not fit {budget}; none was measured."
+    budget = gib(result.budget.device_bytes)
+    counts += f"{too_large:,} of those predicted do not fit {budget} GiB"
+    return f"{counts}; none was measured."
 
 
 def explain_predicted(result: Result, best: Estimate) -> str:

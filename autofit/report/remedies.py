@@ -36,44 +36,47 @@ def remedy_lines(remedies: Sequence[Remedy | Mapping[str, Any]]) -> list[str]:
 def measured_remedies(result: Result, config: Mapping[str, Any], most: int = 3) -> list[Remedy]:
     """What a search measured to fit in less memory than this config, of the same tier, the fastest
     first."""
-    trials = [trial for trial in result.latest_by_config.values() if trial.peak_bytes]
-    own = next((peak_bytes(trial) for trial in trials if trial.config == config), None)
-    if not own:
-        return []
+    own = 0
+    for trial in result.latest_by_config.values():
+        if trial.config == config:
+            own = peak_bytes(trial) or 0
 
     smaller = []
-    for trial in trials:
+    for trial in result.latest_by_config.values():
+        peak = peak_bytes(trial)
         is_alike = trial.fits and tier(trial.config) == tier(config)
-        if is_alike and (peak_bytes(trial) or 0) < own:
-            smaller.append(trial)
+        if peak and is_alike and peak < own:
+            smaller.append(_measured(trial, config, peak))
 
-    smaller.sort(key=lambda trial: -trial.throughput)
+    smaller.sort(key=lambda remedy: -(remedy.samples_per_second or 0.0))
+    return smaller[:most]
 
-    return [_measured(trial, config) for trial in smaller[:most]]
 
-
-def _measured(trial: Measurement, config: Mapping[str, Any]) -> Remedy:
+def _measured(trial: Measurement, config: Mapping[str, Any], peak: int) -> Remedy:
     """A measured config as a remedy: what to set to get there from another one."""
     options: list[str] = []
     for knob, (mine, _) in trial.config.differences(config).items():
         if knob not in DERIVED:
             options += ["--set", f"{knob}={yaml_word(mine)}"]
 
-    peak = peak_bytes(trial)
-    assert peak is not None, "chosen by it"
+    step_seconds = None
+    if trial.step_seconds:
+        step_seconds = trial.step_seconds.median
+
     return Remedy(
-        "time",
-        tuple(options),
-        trial.config,
-        peak,
-        trial.step_seconds.median if trial.step_seconds else None,
-        trial.samples_per_second,
-        trial.tokens_per_second,
+        kind="time",
+        options=tuple(options),
+        config=trial.config,
+        device_bytes=peak,
+        step_seconds=step_seconds,
+        samples_per_second=trial.samples_per_second,
+        tokens_per_second=trial.tokens_per_second,
         measured=True,
     )
 
 
 def _line(remedy: Remedy) -> str:
+    """What to type, why it helps, and what is known of it."""
     why = _KINDS[remedy.kind]
     offloads = any(option.endswith("_offload=cpu") for option in remedy.options)
     if remedy.kind == "numbers" and offloads:
@@ -82,4 +85,6 @@ def _line(remedy: Remedy) -> str:
     figures = f"at most {gib(remedy.device_bytes)} GiB"
     if rate(remedy):
         figures += f", {rate(remedy)}"
-    return f"{' '.join(remedy.options)}: {why}; {figures} {source(remedy.measured)}"
+
+    typed = " ".join(remedy.options)
+    return f"{typed}: {why}; {figures} {source(remedy.measured)}"

@@ -1,5 +1,6 @@
 """The rows of the result table: every measured config against the best, and why each one lost."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -73,18 +74,25 @@ def drawn_trials(result: Result) -> list[int]:
     All, or else the leading configs, the fastest trials, and some from each part of the search.
     """
     trials = result.trials
-    if len(trials) <= MOST_DRAWN:
-        return list(range(len(trials)))
+    count = len(trials)
+    if count <= MOST_DRAWN:
+        return list(range(count))
 
-    leaders = (*result.finalists, *result.tiers.values(), result.runner_up, result.best)
+    leaders = (
+        *result.finalists,
+        *result.tiers.values(),
+        result.runner_up,
+        result.best,
+    )
     leading = {leader.config for leader in leaders if leader}
-    places = [place for place, trial in enumerate(trials) if trial.config in leading]
-    half = MOST_DRAWN // 2
-    by_speed = sorted(range(len(trials)), key=lambda place: -trials[place].throughput)
-    evenly = range(0, len(trials), -(-len(trials) // half))
-    chosen = dict.fromkeys((*places, *evenly, *by_speed))
+    chosen = [place for place, trial in enumerate(trials) if trial.config in leading]
 
-    return sorted(list(chosen)[:MOST_DRAWN])
+    stride = math.ceil(count / (MOST_DRAWN // 2))
+    chosen += range(0, count, stride)
+    chosen += sorted(range(count), key=lambda place: -trials[place].throughput)
+    without_repeats = list(dict.fromkeys(chosen))
+
+    return sorted(without_repeats[:MOST_DRAWN])
 
 
 def relative_speed(measurement: Measurement, result: Result) -> float:
@@ -109,14 +117,17 @@ def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
     explored = result.best_explored
     if explored is None or result.best is None:
         return ""
-    if abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
-        return ""
-    if all(measurement.verified or not measurement.fits for measurement in shown):
+
+    change = explored.throughput / result.best.throughput - 1
+    if abs(change) <= _NOTICED:
         return ""
 
-    return (
-        f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
-    )
+    compare_with_it = [row for row in shown if row.fits and not row.verified]
+    if not compare_with_it:
+        return ""
+
+    when = f"when the best reached {rate(explored)}"
+    return f"What is not verified was measured once, briefly, {when}."
 
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -137,11 +148,13 @@ def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
     leader = result.tiers.get(name)
     if leader and leader.config == measurement.config:
         words.append(f"best of {name}")
+
     if result.best is not None:
         speed = relative_speed(measurement, result)
         words.append(_why_lost(measurement, result.best, speed, tolerance))
 
-    words = words or ["fits"]
+    if not words:
+        words.append("fits")
     words.append(verified(measurement))
     return ", ".join(filter(None, words))
 

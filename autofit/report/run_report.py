@@ -4,7 +4,6 @@ comparison of two."""
 import importlib.util
 import shutil
 import subprocess
-import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +19,6 @@ from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
 _DAMAGED = "Restore it, or let autofit search --resume --out write it again."
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 _SECONDS = 120  # that a converter may take
 _SHARPNESS = 2  # pixels of a PNG for one of the drawing
 
@@ -107,7 +94,7 @@ def _report(
         if form == "svg":
             write_atomically(path, document)
         else:
-            to_png(document, path, (picture.width, picture.height))
+            to_png(document, path)
 
         paths.append(str(path))
 
@@ -145,18 +132,8 @@ def _text(text: str, output: Path | None) -> str:
     return str(output)
 
 
-def browser() -> str | None:
-    """The path of a Chromium, if there is one."""
-    for name in _BROWSERS:
-        path = shutil.which(name)
-        if path:
-            return path
-
-    return None
-
-
-def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
-    """Write an SVG document of that size as a PNG.
+def to_png(svg: str, path: Path) -> None:
+    """Write an SVG document as a PNG.
 
     Raises:
         InputError: there is no converter, or it failed.
@@ -168,51 +145,26 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
 
         return
 
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "picture.svg"
-        made = Path(folder) / "picture.png"
-        source.write_text(svg, encoding="utf-8")
-        command = _conversion(source, made, size)
-        try:
-            process = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            message = f"{command[0]} took more than {_SECONDS} s to write {path}."
-            raise InputError(message, "Use --format svg.") from error
-
-        if not made.exists():
-            last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise InputError(f"{command[0]} wrote no {path}: {last}.", "Use --format svg.")
-
-        write_atomically(path, made.read_bytes())
-
-
-def _conversion(source: Path, made: Path, size: tuple[int, int]) -> list[str]:
-    """The command that makes a PNG of an SVG file, by whichever converter is here."""
     converter = shutil.which("rsvg-convert")
-    if converter:
-        return [converter, f"--zoom={_SHARPNESS}", f"--output={made}", str(source)]
-
-    chromium = browser()
-    if chromium is None:
-        message = (
-            "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a "
-            "Chromium."
-        )
+    if converter is None:
+        message = "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert."
         raise InputError(message, "Install one (pip install cairosvg), or use --format svg.")
 
-    width, height = size
-    return [
-        chromium,
-        *BROWSER_FLAGS,
-        f"--user-data-dir={source.parent}/profile",
-        f"--force-device-scale-factor={_SHARPNESS}",
-        f"--screenshot={made}",
-        f"--window-size={width},{height}",
-        source.as_uri(),
-    ]
+    try:
+        process = subprocess.run(
+            [converter, f"--zoom={_SHARPNESS}"],
+            input=svg.encode(),
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{converter} took more than {_SECONDS} s to write {path}."
+        raise InputError(message, "Use --format svg.") from error
+
+    if not process.stdout:
+        said = process.stderr.decode(errors="replace").strip()
+        last = said.rpartition("\n")[2] or "it printed nothing"
+        raise InputError(f"{converter} wrote no {path}: {last}.", "Use --format svg.")
+
+    write_atomically(path, process.stdout)

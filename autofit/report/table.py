@@ -82,7 +82,11 @@ def _answer(result: Result, best: Measurement) -> list[RenderableType]:
         if warning.startswith(BATCH_NORM):
             of += f" {warning}"
 
-    config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
+    config = Padding(
+        Text(fmt.describe(best.config), "bold"),
+        (0, 0, 0, 2),
+        expand=False,
+    )
     lines: list[RenderableType] = [Text.assemble((figures, "bold"), of), config]
     step = fmt.step(best)
     if step:
@@ -110,21 +114,31 @@ class _Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         is_wide = options.max_width >= _WIDE
-        counts_tokens = any(row.measurement.tokens_per_second for row in self.rows)
-        titles = ["tokens/s" if counts_tokens else "samples/s", "peak GiB"]
+        titles = ["samples/s"]
+        if any(row.measurement.tokens_per_second for row in self.rows):
+            titles = ["tokens/s"]
         if is_wide:
-            titles.insert(1, "step s")
+            titles.append("step s")
+        titles.append("peak GiB")
 
         columns = [Column(title, justify="right", overflow="fold") for title in titles]
         columns.append(Column("against the best, and what it has instead", overflow="fold"))
         table = fmt.table(*columns)
         for row in self.rows:
             figure, _ = fmt.throughput(row.measurement)
-            cells = [fmt.number(figure) if figure else "-", fmt.peak_gib(row.measurement) or "-"]
+            speed = "-"
+            if figure:
+                speed = fmt.number(figure)
+
+            cells = [speed]
             if is_wide:
-                cells.insert(1, _seconds(row.measurement))
-            cells.append(self._verdict(row))
-            table.add_row(*map(Text, cells), style="bold" if row.best else "")
+                cells.append(_seconds(row.measurement))
+            cells += [fmt.peak_gib(row.measurement) or "-", self._verdict(row)]
+
+            style = ""
+            if row.best:
+                style = "bold"
+            table.add_row(*map(Text, cells), style=style)
 
         yield table
 

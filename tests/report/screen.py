@@ -30,15 +30,6 @@ class Screen:
                 self._put(text[place])
                 place += 1
 
-    def narrow(self, columns: int) -> None:
-        """The window is made narrower, and its rows are broken."""
-        self._rows = [
-            row[start : start + columns]
-            for row in self._rows
-            for start in range(0, max(1, len(row)), columns)
-        ]
-        self._columns, self._row = columns, len(self._rows) - 1
-
     @property
     def text(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self._rows).rstrip()

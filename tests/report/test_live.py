@@ -327,18 +327,6 @@ def test_what_others_print_comes_above_and_output_goes_where_it_went_before(
     assert (sys.stdout, sys.stderr) == before
 
 
-def test_a_narrower_window_and_an_echoed_key_leave_no_rest(watched: _Watched) -> None:
-    with watched.display:
-        watched.shown()
-        watched.screen.narrow(20)
-        watched.console.width = 20
-        assert watched.tick() == ["now       loading", "          PyTorch,", "          0:01"]
-        watched.screen.write("^C")
-        assert watched.tick()[-1] == "          0:02"
-        watched.screen.write("^C")
-    assert watched.shown() == []
-
-
 def test_a_notebook_has_the_lines_as_html_and_the_last_stay(
     events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

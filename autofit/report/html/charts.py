@@ -49,6 +49,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         for change, speed in changes:
             if change.fits:
                 most = max(most, min(speed, _MOST))
+
     rows.sort(key=lambda row: row[1][-1][1])  # those first of which every change costs the most
 
     is_wide = width > 500
@@ -64,11 +65,23 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
 
     across = Scale(0.0, most * 1.12, left + 26, width - 40)
     for tick in across.ticks(5):
-        picture.text(across(tick), bottom + 14, f"{tick:g}\u00d7", anchor="middle", kind="tick")
+        picture.text(
+            across(tick),
+            bottom + 14,
+            f"{tick:g}\u00d7",
+            anchor="middle",
+            kind="tick",
+        )
 
     best = across(1.0)
     picture.line((best, 8), (best, bottom + 2), "leader")
-    picture.text(across.end, bottom + 28, "speed against the best", anchor="end", kind="title")
+    picture.text(
+        across.end,
+        bottom + 28,
+        "speed against the best",
+        anchor="end",
+        kind="title",
+    )
 
     y = 14 - _ROW / 2
     for knob, changes in rows:
@@ -80,6 +93,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         else:
             picture.text(4, y - 18, name, kind="knob")
             picture.line((4, y), (across.end, y), "rule")
+
         _row_of_changes(picture, across, y, changes, result)
 
     return picture
@@ -196,7 +210,12 @@ def progress(record: Record, by: str) -> Picture | None:
         rate = rates[place]
         x, y = plot.at(ends[place], rate)
         name = tier(trial.config)
-        dot = link(plot, trial.number, _probe_title(trial, rate, result), f"dot small {name}")
+        dot = link(
+            plot,
+            trial.number,
+            _probe_title(trial, rate, result),
+            f"dot small {name}",
+        )
         if trial.fits:
             shape(plot, dot, name, (x, y), 3.0)
         else:
@@ -270,7 +289,14 @@ def devices_picture(record: Record, what: str) -> Picture | None:
         if devices == hardware.devices:
             radius = 3.2
         words = f"{pluralize(devices, 'device')}: {number(figures[devices])}"
-        plot.titled("circle", words, cx=x, cy=y, r=radius, kind="peak")
+        plot.titled(
+            "circle",
+            words,
+            cx=x,
+            cy=y,
+            r=radius,
+            kind="peak",
+        )
 
     return plot
 

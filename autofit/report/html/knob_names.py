@@ -18,6 +18,7 @@ def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
     """Every knob that is on, in the order of the config; training all weights has a row, too."""
     left_out = {*off_knobs(config), *implied(config)}
     shown = [name for name in config if name not in left_out]
+
     return [_row(config, name) for name in shown if knob_named(name).has_row]
 
 

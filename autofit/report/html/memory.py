@@ -14,7 +14,11 @@ from autofit.report.formatting import TIER_TITLES, bound_by, describe, gib, perc
 from autofit.report.html.svg import Picture, Plot, Scale, apart, steps, width_of
 
 KIND_WORDS = {kind: kind for kind in KINDS}
-KIND_WORDS |= {"parameters": "weights", "optimizer": "optimizer state", "reduced": "being reduced"}
+KIND_WORDS |= {
+    "parameters": "weights",
+    "optimizer": "optimizer state",
+    "reduced": "being reduced",
+}
 Moment = tuple[float, tuple[int, ...]]  # when, as a share of the step, and the bytes by kind
 _BAR = 22  # pixels of a bar
 _ROW = 62  # pixels from one bar to the next
@@ -58,10 +62,16 @@ def breakdown(record: Record, width: int = 720) -> Picture | None:
         words = "budget"
     picture.line((x, 2), (x, bottom), "budget")
     picture.text(x - 4, bottom + 10, words, kind="budget-label", anchor="end")
+
     return picture
 
 
-def _stack(picture: Picture, across: Scale, top: float, sizes: Sequence[int]) -> None:
+def _stack(
+    picture: Picture,
+    across: Scale,
+    top: float,
+    sizes: Sequence[int],
+) -> None:
     """Draw sizes by kind as a stacked bar, each with its name and size where there is room."""
     below = 0
     for kind, size in zip(KINDS, sizes, strict=True):
@@ -88,7 +98,12 @@ def _stack(picture: Picture, across: Scale, top: float, sizes: Sequence[int]) ->
             picture.text(start + 5, top + 15, words, kind=f"inside {kind}")
 
 
-def _mark_measured(picture: Picture, x: float, top: float, measured: int) -> None:
+def _mark_measured(
+    picture: Picture,
+    x: float,
+    top: float,
+    measured: int,
+) -> None:
     """Draw where the measured peak ends, with its size below, inside the picture."""
     words = f"measured {gib(measured)}"
     wide = width_of(words)
@@ -140,6 +155,7 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     if is_wide:
         _name_bands(plot, timeline)
     _mark_peak(plot, timeline)
+
     return plot
 
 
@@ -279,13 +295,19 @@ def _name_bands(plot: Plot, timeline: Timeline) -> None:
         if most > 0.01 * total:
             middle = plot.up((below + size / 2) / GIB)
             names.append((-middle, kind))
+
         below += size
 
     names.sort(key=lambda name: name[0])
     heights = apart((height for height, _ in names), 14.0)
     for height, (_, kind) in zip(heights, names, strict=True):
         y = min(-height + 4, plot.up.start)
-        plot.text(plot.across.end + 6, y, KIND_WORDS[kind], kind=f"name {kind}")
+        plot.text(
+            plot.across.end + 6,
+            y,
+            KIND_WORDS[kind],
+            kind=f"name {kind}",
+        )
 
 
 def _mark_peak(plot: Plot, timeline: Timeline) -> None:

@@ -110,7 +110,13 @@ def link(
     kind: str,
 ) -> Element:
     """A link to the row of a trial, for what is drawn into it."""
-    return picture.titled("a", title, href=f"#trial-{number_of_trial}", kind=kind, tabindex=-1)
+    return picture.titled(
+        "a",
+        title,
+        href=f"#trial-{number_of_trial}",
+        kind=kind,
+        tabindex=-1,
+    )
 
 
 def shape(
@@ -132,7 +138,12 @@ def shape(
         picture.path(tip + sides, into=into)
     elif name == "head":
         reach = radius * 1.2
-        corners = [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
+        corners = [
+            (x, y - reach),
+            (x + reach, y),
+            (x, y + reach),
+            (x - reach, y),
+        ]
         picture.path(f"{polyline(corners)}z", into=into)
     else:
         half = radius * 0.9
@@ -283,7 +294,12 @@ def _fronts(plot: Plot, fitting: list[Plotted], record: Record) -> None:
         _front(plot, name, frontier(of_tier, tolerance=record.tolerance), result)
 
 
-def _front(plot: Plot, name: str, front: Sequence[Point], result: Result) -> None:
+def _front(
+    plot: Plot,
+    name: str,
+    front: Sequence[Point],
+    result: Result,
+) -> None:
     """Draw a stair through the best of each amount of memory.
 
     It is dashed where it leads to predictions, which have marks of their own.
@@ -313,7 +329,12 @@ def _front(plot: Plot, name: str, front: Sequence[Point], result: Result) -> Non
         shape(plot, mark, name, at, radius=3.2)
 
 
-def _miss(plot: Plot, dot: Plotted, usable: int, result: Result) -> None:
+def _miss(
+    plot: Plot,
+    dot: Plotted,
+    usable: int,
+    result: Result,
+) -> None:
     """Draw a cross beyond the budget: where it is predicted to be, or at the bottom where nothing
     is."""
     needed = plot.across(_needed(dot, usable) / GIB)

@@ -160,7 +160,14 @@ class Picture:
         """Draw a straight line."""
         x1, y1 = start
         x2, y2 = end
-        self.draw("line", x1=x1, y1=y1, x2=x2, y2=y2, kind=kind)
+        self.draw(
+            "line",
+            x1=x1,
+            y1=y1,
+            x2=x2,
+            y2=y2,
+            kind=kind,
+        )
 
     def path(self, d: str, kind: str | None = None, into: Element | None = None) -> None:
         """Draw a path; `d` is written as SVG has it."""
@@ -175,7 +182,14 @@ class Picture:
     ) -> None:
         """Draw a circle around a point."""
         x, y = at
-        self.draw("circle", into=into, cx=x, cy=y, r=radius, kind=kind)
+        self.draw(
+            "circle",
+            into=into,
+            cx=x,
+            cy=y,
+            r=radius,
+            kind=kind,
+        )
 
     def cross(
         self,
@@ -266,6 +280,7 @@ class Plot(Picture):
             x = self.across(number)
             self.line((x, bottom), (x, bottom + 4), "axis")
             self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
+
         self.ticks_up(ticks[1])
 
         self.text(right, bottom + 32, titles[0], anchor="end", kind="title")

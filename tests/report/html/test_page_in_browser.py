@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,22 @@ import pytest
 
 from autofit.core.record import Record
 from autofit.report.html import report_page
-from autofit.report.run_report import BROWSER_FLAGS, browser
 
-CHROMIUM = browser()
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-FLAGS = (*BROWSER_FLAGS, "--enable-logging=stderr")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+)
 # What a reader does, and what they then see.
 ACTIONS = """
 <script>
