@@ -187,7 +187,12 @@ def _slices(
 ) -> Iterator[Any]:
     """Slices of `size` of all samples, as views."""
     for start in range(0, total, size):
-        yield _take(batch, range(start, min(start + size, total)), layout, total)
+        yield _take(
+            batch,
+            range(start, min(start + size, total)),
+            layout,
+            total,
+        )
 
 
 def samples_of(
@@ -290,7 +295,15 @@ def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
 
 def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
     """The batch's tensor of that name, if it has one."""
-    value = batch.get(name) if isinstance(batch, Mapping) else getattr(batch, name, None)
+    value = (
+        batch.get(name)
+        if isinstance(batch, Mapping)
+        else getattr(
+            batch,
+            name,
+            None,
+        )
+    )
     return value if isinstance(value, torch.Tensor) else None
 
 

@@ -32,7 +32,11 @@ Span = tuple[int, int]  # of characters, the end excluded
 Spans = list[Span]
 
 ASSISTANT = "assistant"
-_KEYS = ("weight", "train", "training")  # OpenAI's and axolotl's: whether a message is learnt
+_KEYS = (
+    "weight",
+    "train",
+    "training",
+)  # OpenAI's and axolotl's: whether a message is learnt
 
 # What a template is tried on.
 _CALL_ID = "call00001"  # Mistral's templates want nine letters or digits

@@ -141,7 +141,11 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
             yield from batch.to_pylist()
 
     cells = _columns_of(table, media)
-    return RowSource(_located(path, rows(), cells), _remedy(table.column_names), columnar=True)
+    return RowSource(
+        _located(path, rows(), cells),
+        _remedy(table.column_names),
+        columnar=True,
+    )
 
 
 def without_nulls(value: Any) -> Any:

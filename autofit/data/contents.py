@@ -165,7 +165,11 @@ def text_file(path: Path, head: bytes) -> TextFile:
         message = f"the data file {path} is a pointer of Git LFS, not the data itself."
         raise InputError(message, "Fetch it with git lfs pull.")
 
-    file = TextFile(path, partial(_decoded, path, head_of(path)), path.stat().st_size)
+    file = TextFile(
+        path,
+        partial(_decoded, path, head_of(path)),
+        path.stat().st_size,
+    )
     has_text = any(part.strip() for part, _ in file.parts())
     if b"\0" in head:
         raise InputError(f"the data file {path} is no text: it holds bytes of zero.", READABLE)

@@ -27,7 +27,14 @@ _ROLES = {  # ShareGPT's words, and others that data sets have in their place
     "tool": "tool",
     "observation": "tool",
 }
-_CONTEXT = ("system", "history", "context", "passage", "choices", "options")  # of a question
+_CONTEXT = (
+    "system",
+    "history",
+    "context",
+    "passage",
+    "choices",
+    "options",
+)  # of a question
 _ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
@@ -318,5 +325,10 @@ SHAPES = (  # the more specific before the less
     _pair("input", "output"),
 )
 PREFERENCES = ("chosen", "rejected")
-_OTHER_COLUMNS = (*PREFERENCES, *TEXT, *_CONTEXT, "label")  # which may hold what is to be learnt
+_OTHER_COLUMNS = (
+    *PREFERENCES,
+    *TEXT,
+    *_CONTEXT,
+    "label",
+)  # which may hold what is to be learnt
 SHAPE_COLUMNS = frozenset(_OTHER_COLUMNS).union(*(shape.columns + shape.beside for shape in SHAPES))

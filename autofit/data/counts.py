@@ -18,7 +18,12 @@ from autofit.data.layouts import layout_of
 SAMPLES = Count()
 # Labels that losses leave out: torch's default, and what data sets pad labels with.
 _IGNORED = (IGNORED_LABEL, -1, 0, 255)
-_SIZES = ("len", "size", "count", "num")  # in the names of tensors that hold the sizes of samples
+_SIZES = (
+    "len",
+    "size",
+    "count",
+    "num",
+)  # in the names of tensors that hold the sizes of samples
 _MOST_DIMS = 4  # of tensors of labels: those of videos' pixels
 _Path = tuple[Any, ...]
 

@@ -18,7 +18,18 @@ from autofit.data.sound import sound_loader
 from autofit.data.text import text_loader
 
 # What tensors, arrays and archives are kept in.
-_NO_ROWS = (".pt", ".pth", ".ckpt", ".safetensors", ".gguf", ".npy", ".npz", ".pkl", ".zip", ".h5")
+_NO_ROWS = (
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".safetensors",
+    ".gguf",
+    ".npy",
+    ".npz",
+    ".pkl",
+    ".zip",
+    ".h5",
+)
 
 
 def file_loader(

@@ -212,7 +212,13 @@ def image_text_loader(
         notes.append(share_note(f"cut to {length} tokens", cut, len(samples)))
     if len(kept) < len(samples):
         what = f"left out, without a label behind their images within {length} tokens"
-        notes.append(share_note(what, len(samples) - len(kept), len(samples)))
+        notes.append(
+            share_note(
+                what,
+                len(samples) - len(kept),
+                len(samples),
+            )
+        )
 
     measured = getattr(workload.batch, "image_tokens", math.inf)
     if largest > 2 * measured:
@@ -271,7 +277,15 @@ def _added_tokens(
         first.update(dict.fromkeys(sample.sizes, location))
 
     tokenizer = processor.tokenizer
-    text = tokenizer.apply_chat_template([{"role": "user", "content": [_IMAGE]}], tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [
+            {
+                "role": "user",
+                "content": [_IMAGE],
+            }
+        ],
+        tokenize=False,
+    )
 
     def measured(rows: Columns) -> Columns:
         tokens = []
@@ -483,7 +497,14 @@ def _written(tokenizer: Any, rows: Columns) -> Columns:
 
             learnt += ids[tokens].tolist()
             last = int(tokens[-1])
-            spans.append([len(tokens), len(ids) - last - 1, images, end])
+            spans.append(
+                [
+                    len(tokens),
+                    len(ids) - last - 1,
+                    images,
+                    end,
+                ]
+            )
 
         columns["text"].append(text)
         columns["learnt"].append(learnt)

@@ -210,4 +210,13 @@ def _pixels(
     from PIL.Image import Resampling
 
     resized = read_image(file, mode).resize((width, height), Resampling.BILINEAR)
-    return np.asarray(resized).reshape(height, width, -1).transpose(2, 0, 1).tobytes()
+    return (
+        np.asarray(resized)
+        .reshape(height, width, -1)
+        .transpose(
+            2,
+            0,
+            1,
+        )
+        .tobytes()
+    )

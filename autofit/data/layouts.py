@@ -297,7 +297,12 @@ def _of_graphs(tensors: Tensors) -> Layout | None:
     for name, tensor in tensors.items():
         if name == "edge_index":
             take_edges = _rows(tensor, edge_starts, dim=1)
-            takes[id(tensor)] = functools.partial(_edges, take_edges, node_counts, edge_counts)
+            takes[id(tensor)] = functools.partial(
+                _edges,
+                take_edges,
+                node_counts,
+                edge_counts,
+            )
         elif name == "batch":
             takes[id(tensor)] = functools.partial(_owners, tensor, node_counts)
         elif name == "ptr":
@@ -327,7 +332,11 @@ def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
     """
 
     def between(first: int, last: int) -> torch.Tensor:
-        return tensor.narrow(dim, starts[first], starts[last + 1] - starts[first])
+        return tensor.narrow(
+            dim,
+            starts[first],
+            starts[last + 1] - starts[first],
+        )
 
     def take(samples: Sequence[int]) -> torch.Tensor:
         first = samples[0]

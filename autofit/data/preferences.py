@@ -23,7 +23,17 @@ _ANSWERS = ("completion", "response", "answer", "output")
 _MARKS = ("label", "kto_tag")
 _TRUE = (True, 1, "true", "True", "1", "good", "desirable")
 _FALSE = (False, 0, "false", "False", "0", "bad", "undesirable")
-COLUMNS = frozenset((*PAIRS, *_PROMPTS, *_CHATS, *_ANSWERS, *_MARKS, "system", "input"))
+COLUMNS = frozenset(
+    (
+        *PAIRS,
+        *_PROMPTS,
+        *_CHATS,
+        *_ANSWERS,
+        *_MARKS,
+        "system",
+        "input",
+    )
+)
 
 _EXAMPLE = 'For example {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}.'
 _EXAMPLE_OF_MARKED = 'For example {"prompt": "2 + 2 =", "completion": " 4", "label": true}.'

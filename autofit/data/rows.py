@@ -292,7 +292,12 @@ class Table:
             if name == "conversations":
                 value = of_turns(value, location)
             if name in _CHATS:
-                value = _checked_messages(value, location, source.columnar, is_text=self.is_text)
+                value = _checked_messages(
+                    value,
+                    location,
+                    source.columnar,
+                    is_text=self.is_text,
+                )
             else:
                 value = _checked(value, name, location)
 

@@ -61,7 +61,11 @@ class Recordings:
             batch["labels"] = self.labels[chosen]
         else:
             said = [self.labels[index] for index in indices]
-            batch["labels"] = pad_sequence(said, batch_first=True, padding_value=IGNORED_LABEL)
+            batch["labels"] = pad_sequence(
+                said,
+                batch_first=True,
+                padding_value=IGNORED_LABEL,
+            )
 
         return batch
 
@@ -99,7 +103,13 @@ def sound_loader(
     if task.classifies:
         classes = labels_from(rows.columns["label"], rows.locations, options.labels)
         samples = Recordings(files, rows.locations, classes.numbers, processing)
-        return FileLoader(samples, size, notes=tuple(notes), label_names=classes.names, ahead=True)
+        return FileLoader(
+            samples,
+            size,
+            notes=tuple(notes),
+            label_names=classes.names,
+            ahead=True,
+        )
 
     texts = rows.columns["transcript"]
     said = _said(tokenizer, texts, processing.start, workload.sequence_length, notes)
@@ -191,7 +201,13 @@ def _long_enough(
         message = f"no sound is long enough for what is said in it, in {of_all}."
         raise InputError(message, "Check that files and transcripts belong together.")
 
-    notes.append(share_note("left out, too short for what is said in them", left_out, len(samples)))
+    notes.append(
+        share_note(
+            "left out, too short for what is said in them",
+            left_out,
+            len(samples),
+        )
+    )
     parts: dict[str, Any] = {}
     for name in ("files", "locations", "labels"):
         values = getattr(samples, name)

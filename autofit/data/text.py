@@ -204,7 +204,11 @@ def _answer_loader(
 
     left_out = int((~are_learnt).sum())
     if left_out:
-        note = share_note("left out, without room for both answers", left_out, len(are_learnt))
+        note = share_note(
+            "left out, without room for both answers",
+            left_out,
+            len(are_learnt),
+        )
         notes = [*notes, note]
 
     # The first answer of every prompt, then the second of every one.

@@ -7,7 +7,12 @@ import torch
 
 from autofit.data.batch import Cut, has_rows, labels_of
 
-_COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "labels")  # [samples, ..., tokens]
+_COLUMNS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "labels",
+)  # [samples, ..., tokens]
 
 
 def text_lengths(batch: Any, cut: Cut | None = None) -> torch.Tensor | None:

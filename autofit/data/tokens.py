@@ -259,7 +259,14 @@ def _ids_within(
         for number, parts in enumerate(spans):
             ids = np.array(encoded["input_ids"][number], np.int32)
             offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
-            yield ids, _within(parts, offsets[:, 0], offsets[:, 1])
+            yield (
+                ids,
+                _within(
+                    parts,
+                    offsets[:, 0],
+                    offsets[:, 1],
+                ),
+            )
 
         return
 
@@ -392,7 +399,15 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
         is_cut.append(seen < len(context.rstrip()))
 
         answer = _answer_span(rows["answers"][number], context, rows["location"][number])
-        labels.append([0, 0] if answer is None else _tokens_of(answer, spans, seen))
+        labels.append(
+            [0, 0]
+            if answer is None
+            else _tokens_of(
+                answer,
+                spans,
+                seen,
+            )
+        )
 
     types = output.get("token_type_ids", _none_for(labels))
     return {

@@ -134,7 +134,16 @@ def most_different(batch: Any, samples: int) -> Any:
         return take_samples(batch, range(len(scores)))
 
     order = scores.argsort().tolist()
-    places = torch.linspace(0, len(order) - 1, samples).round().int().tolist()
+    places = (
+        torch.linspace(
+            0,
+            len(order) - 1,
+            samples,
+        )
+        .round()
+        .int()
+        .tolist()
+    )
     return take_samples(batch, [order[place] for place in places])
 
 

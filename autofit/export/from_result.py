@@ -209,7 +209,15 @@ def _weights(source: Mapping[str, Any]) -> str:
     if kind == "preset" and source.get("model") in preset_names():
         return load_preset(str(source["model"])).hub or WEIGHTS
 
-    return str(source.get({"hub": "model", "directory": "path"}.get(str(kind), "")) or WEIGHTS)
+    return str(
+        source.get(
+            {
+                "hub": "model",
+                "directory": "path",
+            }.get(str(kind), "")
+        )
+        or WEIGHTS
+    )
 
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:

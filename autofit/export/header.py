@@ -61,7 +61,11 @@ def export_header(
     title = f"Training {source.model} with the keys of {tool}"
     if "autofit" in source.versions:
         title += f", by autofit {source.versions['autofit']}"
-    lines = [*_wrapped(f"{title}."), *_wrapped(" ".join(_sentences(source))), ""]
+    lines = [
+        *_wrapped(f"{title}."),
+        *_wrapped(" ".join(_sentences(source))),
+        "",
+    ]
 
     if deviations:
         lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
@@ -71,7 +75,12 @@ def export_header(
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
 
     yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
-    return (*lines, "", yours, *(f"  {line}" for line in lines_of(run)))
+    return (
+        *lines,
+        "",
+        yours,
+        *(f"  {line}" for line in lines_of(run)),
+    )
 
 
 def measured_sentence(

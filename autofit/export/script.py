@@ -89,7 +89,10 @@ _KNOWN_CLASSES = (
     '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
 )
 # what a step counts, in words of the script
-_COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}
+_COUNTED = {
+    "tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH",
+    "samples": "EFFECTIVE_BATCH_SIZE",
+}
 
 
 def train_script(
@@ -355,7 +358,13 @@ def _imports(
     words = {"allocator": python_string(allocator), "origin": origin}
     early = [line.format(**words) for line in _EARLY[device]]
 
-    return [*sorted(standard, key=order), "", *early, "", *sorted(library, key=order)]
+    return [
+        *sorted(standard, key=order),
+        "",
+        *early,
+        "",
+        *sorted(library, key=order),
+    ]
 
 
 def _architecture(task: Task, model_config: Mapping[str, Any], origin: str) -> list[str]:

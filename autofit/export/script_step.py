@@ -24,7 +24,13 @@ def optimizer_lines(fragments: Fragments, *, vectors: bool) -> tuple[list[str], 
     knobs = str(fragments.comment)
     if fragments.stepped_in_backward:
         made = fragments.optimizer.format(groups="groups", lr="lr", decay="")
-        function = fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
+        function = fill(
+            template("step_in_backward"),
+            {
+                "knobs": knobs,
+                "optimizer_call": made,
+            },
+        )
         return [function], ["step_in_backward(model, args.lr)"]
 
     rate = "args.lr" if fragments.spread else "lr"
@@ -51,7 +57,11 @@ def optimizer_lines(fragments: Fragments, *, vectors: bool) -> tuple[list[str], 
 
     made = fragments.optimizer.format(groups=groups, lr=rate, decay=decay)
     if fragments.spread:
-        return [], [f"{first}  # {knobs}", *rest, f"optimizer = {made}"]
+        return [], [
+            f"{first}  # {knobs}",
+            *rest,
+            f"optimizer = {made}",
+        ]
 
     slots = {
         "knobs": f"{knobs}; weight decay on {decayed}",
@@ -71,6 +81,7 @@ def kind_of_step(task: Task, *, several: bool, steps: int) -> str:
         return "whole"
     if task.script.replays:
         return "replayed"
+
     return "split"
 
 

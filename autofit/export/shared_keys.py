@@ -393,7 +393,12 @@ def liger_with_its_loss(key: str) -> dict[str, Share]:
         value = request.config.loss
         has_kernels = request.config.kernels == "liger"
         if request.source.task not in LANGUAGE_MODELS:
-            return request.keys("loss", keys(request), all_logits(request), may_not_fit=True)
+            return request.keys(
+                "loss",
+                keys(request),
+                all_logits(request),
+                may_not_fit=True,
+            )
 
         if value == "fused" and not has_kernels:
             instead = f"{title} switches Liger's other kernels on with it"

@@ -81,7 +81,11 @@ def call(function: str, arguments: Sequence[str], *, indent: int) -> list[str]:
     if indent + len(flat) <= WIDTH:
         return [flat]
 
-    return [f"{function}(", *(f"    {line}" for line in packed(arguments, WIDTH - indent - 4)), ")"]
+    return [
+        f"{function}(",
+        *(f"    {line}" for line in packed(arguments, WIDTH - indent - 4)),
+        ")",
+    ]
 
 
 def _flat(value: Any) -> str:

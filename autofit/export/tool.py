@@ -329,7 +329,11 @@ def write(
         raise InputError(reason, "See `autofit export --to list`.")
 
     shares = {knob: share_of(tool, knob, request) for knob in source.config}
-    others = (of_experts(tool, request), of_loss_options(tool, source), packing_of(tool, source))
+    others = (
+        of_experts(tool, request),
+        of_loss_options(tool, source),
+        packing_of(tool, source),
+    )
     keys = dict(tool.fixed(request))
     deviations: list[Deviation] = []
     for share in (*shares.values(), *others):
@@ -464,7 +468,12 @@ def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
             return answer
 
     if tool.without and registered and not share:
-        return request.keys(knob, answer.keys, tool.without, may_not_fit=tool.without_may_not_fit)
+        return request.keys(
+            knob,
+            answer.keys,
+            tool.without,
+            may_not_fit=tool.without_may_not_fit,
+        )
     instead = f"{tool.title} has nothing for it, and runs without it"
 
     return request.keys(knob, answer.keys, instead, may_not_fit=not of_adapters)

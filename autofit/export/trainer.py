@@ -187,7 +187,11 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
         # Written out, because compiling switches tf32 on by default.
         arguments = {"tf32": value == "tf32"}
 
-    return TrainerKeywords(arguments=arguments, model={"dtype": "float32"}, trained_dtype="float32")
+    return TrainerKeywords(
+        arguments=arguments,
+        model={"dtype": "float32"},
+        trained_dtype="float32",
+    )
 
 
 def _mixed_precision(case: TrainerCase) -> TrainerKeywords:
@@ -243,7 +247,10 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
         options["every_n_layers"] = 2
     if case.config.activation_offload != "none":
         options["offload"] = True
-    arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
+    arguments = {
+        "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": options,
+    }
     instead = _CHECKPOINTING_INSTEAD.get(value)
     if SomeBlocks.of(value):
         instead = (
@@ -267,7 +274,11 @@ def _offload(case: TrainerCase) -> TrainerKeywords:
 
     inputs = "Trainer offloads the inputs of checkpointed blocks only"
 
-    return case.keywords(knob, f"{inputs}, and needs more memory than measured", may_not_fit=True)
+    return case.keywords(
+        knob,
+        f"{inputs}, and needs more memory than measured",
+        may_not_fit=True,
+    )
 
 
 def _lora(case: TrainerCase) -> TrainerKeywords:
@@ -379,7 +390,12 @@ def _attention(case: TrainerCase) -> TrainerKeywords:
 
     without = "without flash-attn, PyTorch takes its own flash kernel where it can"
     why = f"{without}, and another elsewhere"
-    return case.keywords("attention", why, may_not_fit=True, model={"attn_implementation": "sdpa"})
+    return case.keywords(
+        "attention",
+        why,
+        may_not_fit=True,
+        model={"attn_implementation": "sdpa"},
+    )
 
 
 def _liger(case: TrainerCase) -> TrainerKeywords:
@@ -393,7 +409,12 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
     options = {"cross_entropy": False, "fused_linear_cross_entropy": has_loss}
     if not has_kernels:
         options |= dict.fromkeys(_LIGER_KERNELS, False)
-    return TrainerKeywords(arguments={"use_liger_kernel": True, "liger_kernel_config": options})
+    return TrainerKeywords(
+        arguments={
+            "use_liger_kernel": True,
+            "liger_kernel_config": options,
+        }
+    )
 
 
 def _data_parallel(case: TrainerCase) -> TrainerKeywords:

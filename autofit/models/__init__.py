@@ -146,7 +146,12 @@ def load_preset(name: str) -> Preset:
 def preset_model(name: str) -> HuggingFaceModel:
     """The model of that name; raises as `load_preset`."""
     preset = load_preset(name)
-    return HuggingFaceModel(name, preset.task, preset.config, {"kind": "preset", "model": name})
+    return HuggingFaceModel(
+        name,
+        preset.task,
+        preset.config,
+        {"kind": "preset", "model": name},
+    )
 
 
 def describe_presets() -> list[dict[str, Any]]:
@@ -295,11 +300,19 @@ def workload_from_source(
 def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
     """What a `source:` says of a model's samples and its head. Raises InputError for anything of another kind."""
     texts = source.get(TEXTS, 1)
-    require(is_whole(texts, 1), "the texts of a sample must be a positive whole number", texts)
+    require(
+        is_whole(texts, 1),
+        "the texts of a sample must be a positive whole number",
+        texts,
+    )
     head = source.get(HEAD, "")
     require(head in ("", *HEADS), "the head must be one that autofit knows", head)
     options = source.get(OPTIONS, {})
-    require(isinstance(options, Mapping), "options of a config must hold values by name", options)
+    require(
+        isinstance(options, Mapping),
+        "options of a config must hold values by name",
+        options,
+    )
 
     return {
         "texts": texts,
@@ -470,7 +483,14 @@ def _read(
     if task in (None, model.task):
         return model
 
-    return dataclasses.replace(model, task=chosen_task(model.config, task, f"the preset {name}"))
+    return dataclasses.replace(
+        model,
+        task=chosen_task(
+            model.config,
+            task,
+            f"the preset {name}",
+        ),
+    )
 
 
 def _existing(model: str) -> Path | None:

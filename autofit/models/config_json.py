@@ -122,7 +122,18 @@ def read_hub(
     fetched = answers_for(model_id)
     label = f"the config.json of {model_id}"
 
-    return _read(_Origin(model_id, label, name, source, False, trust_remote_code, task, fetched))
+    return _read(
+        _Origin(
+            model_id,
+            label,
+            name,
+            source,
+            False,
+            trust_remote_code,
+            task,
+            fetched,
+        )
+    )
 
 
 def _read(origin: _Origin) -> HuggingFaceModel:
@@ -141,8 +152,17 @@ def _read(origin: _Origin) -> HuggingFaceModel:
         )
         given = config.to_dict()
         if raw.get("quantization_config"):  # of weights; the structure has none of it
-            given["quantization_config"] = {**raw["quantization_config"], "dequantize": True}
-        model = HuggingFaceModel(origin.name, task, given, origin.source, origin.trust_remote_code)
+            given["quantization_config"] = {
+                **raw["quantization_config"],
+                "dequantize": True,
+            }
+        model = HuggingFaceModel(
+            origin.name,
+            task,
+            given,
+            origin.source,
+            origin.trust_remote_code,
+        )
         _check_class(model, config, origin)
         model.transformers_config()  # as it is made again from here on
 

@@ -35,17 +35,28 @@ class FakeQuantisation:
         """As `to_source` wrote it; None of nothing. Raises InputError for anything else."""
         if value is None:
             return None
-        require(isinstance(value, Mapping), "fake quantisation must hold values by name", value)
+        require(
+            isinstance(value, Mapping),
+            "fake quantisation must hold values by name",
+            value,
+        )
         assert isinstance(value, Mapping)
         found = value.get("group_size")
         require(is_whole(found, 1), "group_size must be a positive whole number", found)
         assert isinstance(found, int)
 
-        return cls(found, value.get("of_inputs") is True, value.get("of_head") is not False)
+        return cls(
+            found,
+            value.get("of_inputs") is True,
+            value.get("of_head") is not False,
+        )
 
     def to_source(self) -> dict[str, Any]:
         """As plain data."""
-        source: dict[str, Any] = {"group_size": self.group_size, "of_inputs": self.of_inputs}
+        source: dict[str, Any] = {
+            "group_size": self.group_size,
+            "of_inputs": self.of_inputs,
+        }
         if not self.of_head:
             source["of_head"] = False
 

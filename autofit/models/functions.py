@@ -175,7 +175,11 @@ def _where(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     own = str(Path(__file__).parents[1])
-    libraries = ("<", own, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")))
+    libraries = (
+        "<",
+        own,
+        *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
+    )
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)

@@ -189,7 +189,12 @@ def _scoring(kind: Any) -> Any:
         labels: torch.Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        found = kind.forward(self, input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        found = kind.forward(
+            self,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            **inputs,
+        )
         by_token = self.score(found.logits)
 
         # the token before the first one of padding, counted from the end where there is none

@@ -278,7 +278,15 @@ def huggingface_workload(
     takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
     depends = takes_more or model.sees or not task.reads_text
     arguments = model.arguments() if depends else ()
-    asked = Asked(model.name, task, config, sequence_length, arguments, model.sees, model.texts)
+    asked = Asked(
+        model.name,
+        task,
+        config,
+        sequence_length,
+        arguments,
+        model.sees,
+        model.texts,
+    )
     has_several = task.of_texts and task.medium != "preferences" and (model.sees or model.texts > 1)
     batch: Any = several_texts(asked) if has_several else BATCHES[task.medium](asked)
 

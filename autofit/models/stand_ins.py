@@ -52,7 +52,16 @@ _DENSE = (
 )
 # Of these model types the blocks are so alike that one stands for any of them, by these layers.
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3")
-_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+_LAYERS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "lm_head",
+)
 # What models of the kinds here can be trained for, by their presets' task.
 _READ = (CAUSAL_LM.name, MASKED_LM.name, IMAGE_TEXT_TO_TEXT.name)
 # Model types that have learnt a vector for each position, and no sample can be longer.
@@ -213,7 +222,10 @@ def _has_experts(preset: Preset) -> bool:
 
 def _positions(preset: Preset) -> float:
     """The most tokens that it takes."""
-    config: dict[str, Any] = {**preset.config, **preset.config.get("text_config", {})}
+    config: dict[str, Any] = {
+        **preset.config,
+        **preset.config.get("text_config", {}),
+    }
     for key in _POSITIONS:
         if key in config:
             return int(config[key])

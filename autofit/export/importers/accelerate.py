@@ -97,7 +97,11 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
     division = _with_sizes(division.closed(), keys, _SIZES)
     if checkpoints(keys) is not None:  # whatever the keys of the tool say
         knobs = {**division.knobs, CHECKPOINTING.name: "full"}
-        division = replace(division, knobs=knobs, holds=(*division.holds, CHECKPOINTING.name))
+        division = replace(
+            division,
+            knobs=knobs,
+            holds=(*division.holds, CHECKPOINTING.name),
+        )
 
     machines = keys.get("num_machines", 1)
     nodes = machines if is_whole(machines, 1) else 1

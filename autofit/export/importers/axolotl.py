@@ -58,7 +58,11 @@ _SIZES = {
     "context_parallel_size": "context_parallel",
 }
 _TWO_KERNELS = "gemma4_hybrid_attn_impl"
-_LIKE_FLASH = ("flash_attention", "kernels-", "flex_attention")  # save as much for the backward
+_LIKE_FLASH = (
+    "flash_attention",
+    "kernels-",
+    "flex_attention",
+)  # save as much for the backward
 _ROWS = re.compile(r"^(.+)\[[0-9]*(?::[0-9]*)?\]$")  # behind a pattern: of a weight
 _CUT, _CUT_PLUGIN = "cut_cross_entropy", "CutCrossEntropyPlugin"
 # What attention was asked for by, and is in all that axolotl still takes.

@@ -107,7 +107,13 @@ class CommandLine:
                 start, stop = self._places[key]
                 edits.append((start, stop, _option(key, value)))
             else:
-                edits.append((self._end, self._end, f"{self._between()}{_option(key, value)}"))
+                edits.append(
+                    (
+                        self._end,
+                        self._end,
+                        f"{self._between()}{_option(key, value)}",
+                    )
+                )
 
         text = self.text
         for start, stop, written in sorted(edits, key=lambda edit: edit[0], reverse=True):
@@ -164,7 +170,13 @@ def _commands(text: str) -> list[list[_Word]]:
         if part["end"]:
             commands.append([])
         elif part["word"]:
-            commands[-1].append(_Word(part.start(), part.end(), part["word"]))
+            commands[-1].append(
+                _Word(
+                    part.start(),
+                    part.end(),
+                    part["word"],
+                )
+            )
 
     return [words for words in commands if words]
 
@@ -190,7 +202,11 @@ def _command(
     at = before
     program = None
     while at < len(values) and program is None:
-        program = _program(values[at - 1] if at > before else "", values[at], programs)
+        program = _program(
+            values[at - 1] if at > before else "",
+            values[at],
+            programs,
+        )
         at += 1
 
     if program is None:
@@ -212,7 +228,13 @@ def _command(
         message = f"the options of {' '.join(program)} are in {values[at]}."
         raise InputError(message, "Tune that file.")
 
-    return CommandLine(text, program, keys | flat(own), places, words[-1].stop)
+    return CommandLine(
+        text,
+        program,
+        keys | flat(own),
+        places,
+        words[-1].stop,
+    )
 
 
 def _program(before: str, word: str, programs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:

@@ -26,7 +26,11 @@ _OFFLOADS = ("offload", "cpuoffload")
 # Where axolotl's files are, of which each of stage 2 offloads the optimizer, whatever its name.
 _OF_AXOLOTL = "deepspeed_configs"
 # What DeepSpeed demands to be the same in its own settings and in those of the tool.
-_SIZES = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+_SIZES = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
 _LARGE = 10**8  # elements of a bucket; DeepSpeed's own has 5e8
 _BUCKETS = "the buckets that it collects gradients in take 1 to 2 GB on top"
 
@@ -82,7 +86,12 @@ def read_zero(value: Any, folder: Path) -> Zero:
 
 def division_by(zero: Zero) -> Division:
     """As what autofit predicts it. The keys of DeepSpeed stay, so nothing of it is open."""
-    holds: tuple[str, ...] = ("compile", "optimizer", "optimizer_offload", "parameter_offload")
+    holds: tuple[str, ...] = (
+        "compile",
+        "optimizer",
+        "optimizer_offload",
+        "parameter_offload",
+    )
     if zero.has_sizes:
         holds += ("micro_batch_size", "gradient_accumulation_steps")
 

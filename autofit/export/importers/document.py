@@ -57,7 +57,13 @@ class Document:
                 edits.append((start, stop, gap + written_as(value)))
             elif parent in places.mappings:
                 start, between = places.mappings[parent]
-                edits.append((start, start, f"{name_of(last)}: {written_as(value)}{between}"))
+                edits.append(
+                    (
+                        start,
+                        start,
+                        f"{name_of(last)}: {written_as(value)}{between}",
+                    )
+                )
             else:
                 new[path] = value
 

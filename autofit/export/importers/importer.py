@@ -294,7 +294,14 @@ def _share(
     tool = importer.tool
     changed = with_knob(source, knob, value)
 
-    return tool.knobs[knob](Request(changed, tool.versions[-1], tool.title, tool.splits))
+    return tool.knobs[knob](
+        Request(
+            changed,
+            tool.versions[-1],
+            tool.title,
+            tool.splits,
+        )
+    )
 
 
 def _nearest(

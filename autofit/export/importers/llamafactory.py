@@ -47,7 +47,12 @@ _REFUSED = {
     "expert_model_parallel_size": "Megatron is not tuned",
     "tp_size": "layers that are split over devices are not tuned",
 }
-_OF_IMAGES = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels")
+_OF_IMAGES = (
+    "image_max_pixels",
+    "image_min_pixels",
+    "video_max_pixels",
+    "video_min_pixels",
+)
 # Of models that take images, too, only what reads texts is trained, unless a file says otherwise.
 _FROZEN = {
     "freeze_vision_tower": True,

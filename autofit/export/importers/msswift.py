@@ -316,7 +316,11 @@ def _divide(keys: Keys, folder: Path) -> Division:
         key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
     }
     sizes = {"sequence_parallel_size": "context_parallel"}  # by an exchange of heads
-    division = divided_by_trainer({**keys, **inside, **preset}, folder, sizes=sizes).closed()
+    division = divided_by_trainer(
+        {**keys, **inside, **preset},
+        folder,
+        sizes=sizes,
+    ).closed()
     if preset:  # which checkpoints blocks itself
         knobs = {**division.knobs, "activation_checkpointing": "full"}
         holds = (*division.holds, "activation_checkpointing")

@@ -63,7 +63,11 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     if value == "full":
         return Fragments(adapt=(f"{_enable(case)}  {comment}",))
     if value == "alternate":
-        others = (_LISTED, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
+        others = (
+            _LISTED,
+            "for block in blocks[::-2]:",
+            "    block.gradient_checkpointing = False",
+        )
         words = f"{comment}, every second block keeps only its input"
         return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
 

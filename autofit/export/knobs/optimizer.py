@@ -31,7 +31,11 @@ _OPTIMIZERS = {
     "adafactor": (f"torch.optim.Adafactor({_GIVEN}, eps=(1e-15, 1.0))", ()),
     "sgd": (f"torch.optim.SGD({_GIVEN})", ()),
 }
-_CLASSES = {"adamw-sr": "adamw_sr", "adamw-master": "adamw_master", "muon": "muon"}  # in templates
+_CLASSES = {
+    "adamw-sr": "adamw_sr",
+    "adamw-master": "adamw_master",
+    "muon": "muon",
+}  # in templates
 # torchao's state of bf16 weights that are divided passes as fp32 (0.18), and its own step fails over that.
 _OF_PLAIN_BF16 = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8")
 # bitsandbytes' kernels know no weights that are divided.

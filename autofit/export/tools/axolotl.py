@@ -20,8 +20,18 @@ _SAVED = [
     *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")),
 ]
 # Triton kernels that axolotl switches on by itself beside adapters.
-_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-_LIGER_KERNELS = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation")
+_LORA_KERNELS = (
+    "lora_mlp_kernel",
+    "lora_qkv_kernel",
+    "lora_o_kernel",
+    "lora_embedding_kernel",
+)
+_LIGER_KERNELS = (
+    "liger_rope",
+    "liger_rms_norm",
+    "liger_layer_norm",
+    "liger_glu_activation",
+)
 # torchao's, in the blocks that were measured; Trainer's deviate.
 _TORCHAO = {"adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8"}
 _SAMPLES = "axolotl splits samples beside flash-attn and packing alone"
@@ -191,7 +201,10 @@ def _compile(request: Request) -> ToolKeys:
         "torch_compile_mode": "default",
     }
     if value == "max-autotune-no-cudagraphs":
-        keys["torch_compile_options"] = {"max_autotune_gemm": True, "triton.cudagraphs": False}
+        keys["torch_compile_options"] = {
+            "max_autotune_gemm": True,
+            "triton.cudagraphs": False,
+        }
 
     return ToolKeys(keys, shared.keywords(request, "compile").deviations)
 
@@ -271,10 +284,18 @@ def _data(source: ExportSource) -> dict[str, Any]:
 
     entry: dict[str, Any] = {"path": source.data, "ds_type": loader}
     if source.form == "messages":
-        entry |= {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
+        entry |= {
+            "type": "chat_template",
+            "roles_to_train": ["assistant"],
+            "train_on_eos": "turn",
+        }
     elif source.form == "prompt+completion":
         fields = {"field_instruction": "prompt", "field_output": "completion"}
-        entry["type"] = {**fields, "format": "{instruction}", "no_input_format": "{instruction}"}
+        entry["type"] = {
+            **fields,
+            "format": "{instruction}",
+            "no_input_format": "{instruction}",
+        }
     else:
         entry |= {"type": "completion", "field": "text"}
 

@@ -128,6 +128,7 @@ def _offload(
     }
     if not own:
         return ToolKeys(keys)
+
     return request.keys(knob, keys, instead)
 
 

@@ -40,7 +40,12 @@ def _accumulation(request: Request) -> ToolKeys:
     steps = request.config[knob]
     why = _GRADIENTS if steps == 1 else None
 
-    return request.keys(knob, {"trainer.accumulate_grad_batches": steps}, why, may_not_fit=True)
+    return request.keys(
+        knob,
+        {"trainer.accumulate_grad_batches": steps},
+        why,
+        may_not_fit=True,
+    )
 
 
 def _data_parallel(request: Request) -> ToolKeys:

@@ -92,7 +92,15 @@ def _refuse(source: ExportSource) -> str | None:
 
 def _targets(request: Request) -> ToolKeys:
     targets = request.config.lora_targets
-    attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
+    attention = dict.fromkeys(
+        (
+            "lora_query",
+            "lora_key",
+            "lora_value",
+            "lora_projection",
+        ),
+        True,
+    )
     keys = {
         **attention,
         "lora_mlp": targets != "attention",

@@ -23,7 +23,12 @@ def _precision(request: Request) -> ToolKeys:
     why = "Ludwig leaves weights in the format of the checkpoint, and mixes in the one that the device prefers"
     keys = {"trainer.use_mixed_precision": value.endswith("-mixed")}
 
-    return request.keys("precision", keys, None if value == "fp32" else why, may_not_fit=True)
+    return request.keys(
+        "precision",
+        keys,
+        None if value == "fp32" else why,
+        may_not_fit=True,
+    )
 
 
 def _targets(request: Request) -> ToolKeys:

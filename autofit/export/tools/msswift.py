@@ -49,7 +49,13 @@ def _precision(request: Request) -> ToolKeys:
 def _checkpointing(request: Request) -> ToolKeys:
     is_on = checkpoints_blocks(request.config.activation_checkpointing)
     options = {"gradient_checkpointing_kwargs.use_reentrant": False} if is_on else {}
-    return shared.whole_blocks_of_trainer(request, {"gradient_checkpointing": is_on, **options})
+    return shared.whole_blocks_of_trainer(
+        request,
+        {
+            "gradient_checkpointing": is_on,
+            **options,
+        },
+    )
 
 
 def _quantization(request: Request) -> ToolKeys:

@@ -75,7 +75,11 @@ def _checkpointing(request: Request) -> ToolKeys:
     if SomeBlocks.of(value):
         value = "alternate"  # of which it does as much
 
-    return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
+    return request.keys(
+        knob,
+        {knob: _CHECKPOINTING.get(value)},
+        _CHECKPOINTING_INSTEAD.get(value),
+    )
 
 
 def _optimizer(request: Request) -> ToolKeys:

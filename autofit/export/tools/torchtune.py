@@ -76,7 +76,12 @@ def _rank(request: Request) -> ToolKeys:
     if not rank:
         return ToolKeys({"model._component_": prefix + builder.name})
 
-    return ToolKeys({"model._component_": f"{prefix}lora_{builder.name}", "model.lora_rank": rank})
+    return ToolKeys(
+        {
+            "model._component_": f"{prefix}lora_{builder.name}",
+            "model.lora_rank": rank,
+        }
+    )
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -152,7 +157,12 @@ def _replicate(request: Request) -> ToolKeys:
 
 def _optimizer(request: Request) -> ToolKeys:
     """Where layers are split, torchtune refuses the fused one."""
-    share = shared.optimizer_class(request, "optimizer._component_", "optimizer", {"fused": False})
+    share = shared.optimizer_class(
+        request,
+        "optimizer._component_",
+        "optimizer",
+        {"fused": False},
+    )
     if request.layout.tensor == 1 or not share.keys.get("optimizer.fused"):
         return share
 

@@ -136,7 +136,11 @@ def _files(
     given = ["WEIGHTS", *keyword_arguments(keys["model"])]
     model = []
     if quantization:
-        model = call("quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0)
+        model = call(
+            "quantization = BitsAndBytesConfig",
+            keyword_arguments(quantization),
+            indent=0,
+        )
         given += ["quantization_config=quantization"]
 
     slots = {

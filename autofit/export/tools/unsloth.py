@@ -26,7 +26,10 @@ def _precision(request: Request) -> ToolKeys:
     """Full training in mixed precision holds weights in float32; what loads a model on a CPU lacks the key."""
     value = request.config.precision
     share = shared.arguments(request, "precision", "arguments.")
-    keys = {"model.dtype": shared.keywords(request, "precision").model["dtype"], **share.keys}
+    keys = {
+        "model.dtype": shared.keywords(request, "precision").model["dtype"],
+        **share.keys,
+    }
     if not request.config.lora_rank:
         mixed = (
             {}
@@ -70,7 +73,10 @@ def _targets(request: Request) -> ToolKeys:
 def _quantization(request: Request) -> ToolKeys:
     """4 bits are NF4 with double quantisation in Unsloth."""
     value = request.config.quantization
-    keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
+    keys = {
+        "model.load_in_4bit": value in ("nf4", "nf4-dq"),
+        "model.load_in_8bit": value == "int8",
+    }
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
 
     return request.keys("quantization", keys, why if value == "nf4" else None)

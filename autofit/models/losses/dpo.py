@@ -44,7 +44,11 @@ class DPO:
     frozen: ClassVar[Mapping[str, None]] = dict.fromkeys(TASK.frozen)
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", self.kind)
+        require(
+            self.kind in KINDS,
+            f"kind must be one of {', '.join(KINDS)}",
+            self.kind,
+        )
         require(self.beta > 0, "beta must be positive", self.beta)
         fine = 0 <= self.label_smoothing < 0.5
         require(fine, "label_smoothing must be from 0 to below 0.5", self.label_smoothing)

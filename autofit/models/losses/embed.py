@@ -50,7 +50,11 @@ class Embed:
 
     def __post_init__(self) -> None:
         require(self.scale > 0, "scale must be positive", self.scale)
-        require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", self.kind)
+        require(
+            self.kind in KINDS,
+            f"kind must be one of {', '.join(KINDS)}",
+            self.kind,
+        )
         rule = f"pooling must be one of {', '.join(POOLINGS)}"
         require(self.pooling in POOLINGS, rule, self.pooling)
         fine = all(is_whole(size, 1) for size in self.dimensions)

@@ -56,11 +56,19 @@ class GRPO:
     reads_by_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", self.kind)
+        require(
+            self.kind in KINDS,
+            f"kind must be one of {', '.join(KINDS)}",
+            self.kind,
+        )
         require(self.beta >= 0, "beta must be at least 0", self.beta)
         require(self.temperature > 0, "temperature must be positive", self.temperature)
         require(0 < self.epsilon < 1, "epsilon must be between 0 and 1", self.epsilon)
-        require(self.epsilon_high >= 0, "epsilon_high must be at least 0", self.epsilon_high)
+        require(
+            self.epsilon_high >= 0,
+            "epsilon_high must be at least 0",
+            self.epsilon_high,
+        )
 
     @property
     def frozen(self) -> Mapping[str, None]:

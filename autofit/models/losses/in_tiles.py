@@ -173,7 +173,12 @@ def _log_probabilities() -> Any:
             tokens = len(hidden)
 
             def of_tokens(value: float) -> torch.Tensor:
-                return torch.full((tokens,), value, device=hidden.device, dtype=torch.float32)
+                return torch.full(
+                    (tokens,),
+                    value,
+                    device=hidden.device,
+                    dtype=torch.float32,
+                )
 
             sums = {
                 "largest": of_tokens(-math.inf),

@@ -40,8 +40,16 @@ class Rerank:
     task: ClassVar[str] = TASK.name
 
     def __post_init__(self) -> None:
-        require(self.positive_weight > 0, "positive_weight must be positive", self.positive_weight)
-        require(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", self.kind)
+        require(
+            self.positive_weight > 0,
+            "positive_weight must be positive",
+            self.positive_weight,
+        )
+        require(
+            self.kind in KINDS,
+            f"kind must be one of {', '.join(KINDS)}",
+            self.kind,
+        )
 
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         import torch

@@ -53,7 +53,11 @@ def text_task(kind: str) -> Task:
     """What a kind that takes more than text is trained for on text alone."""
     from transformers import CONFIG_MAPPING
 
-    apart = kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False)
+    apart = kind in CONFIG_MAPPING and getattr(
+        CONFIG_MAPPING[kind],
+        "is_encoder_decoder",
+        False,
+    )
     return SEQ2SEQ if apart else CAUSAL_LM
 
 

@@ -62,7 +62,11 @@ class RandomImageText:
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
-        head = [*self.before, *[self.image_token] * self.image_tokens, *self.after]
+        head = [
+            *self.before,
+            *[self.image_token] * self.image_tokens,
+            *self.after,
+        ]
         ids = random_ids(
             (n, self.sequence_length),
             self.vocab_size - len(self.avoided),
@@ -111,9 +115,20 @@ class RandomImageText:
                 "image_grid_thw": torch.tensor([self.grid] * n, device="cpu"),
             }
 
-        shape = (n, self.images, *self.pixels) if self.images else (n, *self.pixels)
+        shape = (
+            (
+                n,
+                self.images,
+                *self.pixels,
+            )
+            if self.images
+            else (n, *self.pixels)
+        )
 
-        return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
+        return {
+            **batch,
+            "pixel_values": torch.randn(shape, generator=generator, device="cpu"),
+        }
 
 
 def _read_tokens(batch: Mapping[str, torch.Tensor]) -> int:
@@ -254,13 +269,25 @@ def _read_batches(asked: Asked) -> RandomReading:
         "vision_config",
         asked.config,
     )
-    text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
+    text = getattr(
+        asked.config,
+        "decoder",
+        None,
+    ) or asked.config.get_text_config(decoder=True)
     vocabulary = asked.size(text, "vocab_size")
     pad = padding(text, vocabulary)
     length = asked.length(positions(text))
     if "flattened_patches" in asked.arguments:
         pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
-        return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)
+        return RandomPages(
+            "flattened_patches",
+            pages,
+            None,
+            length,
+            vocabulary,
+            pad,
+            length,
+        )
 
     shape = image_channels(asked, vision), *image_sides(asked, vision)
     kind = RandomFormulas if asked.config.model_type == "pp_formulanet" else RandomReading
@@ -285,7 +312,15 @@ def _patches(
     side = max(1, _SIDE // size // merge) * merge
     values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
 
-    return (side * side, values), (1, side, side), (side // merge) ** 2
+    return (
+        (side * side, values),
+        (
+            1,
+            side,
+            side,
+        ),
+        (side // merge) ** 2,
+    )
 
 
 def _parts(asked: Asked, vision: Any) -> tuple[tuple[int, int], int, int]:
@@ -311,7 +346,11 @@ def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
     queries = getattr(config, "num_query_tokens", None)  # BLIP-2's
     if isinstance(queries, int):
         return queries
-    merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
+    merged = getattr(
+        config,
+        "scale_factor",
+        None,
+    ) or getattr(config, "spatial_merge_size", None)
     if isinstance(patch, int) and isinstance(merged, int):
         return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)
     with as_input_error(

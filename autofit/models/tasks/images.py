@@ -72,7 +72,12 @@ class RandomBoxes(RandomImages):
             )
             centres = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 2 + 0.25
             sides = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 4 + 0.125
-            targets.append({"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)})
+            targets.append(
+                {
+                    "class_labels": classes,
+                    "boxes": torch.cat([centres, sides], dim=1),
+                }
+            )
 
         return targets
 
@@ -87,7 +92,11 @@ class RandomPatches(RandomImages):
         import torch
 
         patches = self.side * self.side
-        generator, pixels = _pixels(n, patches, self.channels * self.height * self.width)
+        generator, pixels = _pixels(
+            n,
+            patches,
+            self.channels * self.height * self.width,
+        )
         return {
             "pixel_values": pixels,
             "pixel_attention_mask": torch.ones((n, patches), dtype=torch.long, device="cpu"),
@@ -121,7 +130,11 @@ def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     # ImageGPT reads colours as words
     if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:
         return text_batches(replace(asked, arguments=()))
-    vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
+    vision = getattr(
+        asked.config,
+        "vision_config",
+        asked.config,
+    )  # of models of images and text
     channels = image_channels(asked, vision)
     labels = class_labels(asked.config)
     if "spatial_shapes" in asked.arguments:
@@ -172,7 +185,14 @@ def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
 def _window(vision: Any) -> int:
     """What the sides of an image must be multiples of: of RF-DETR, whose patches are in windows, 56 pixels."""
     backbone = getattr(vision, "backbone_config", None)
-    windows, patch = getattr(backbone, "num_windows", None), getattr(backbone, "patch_size", None)
+    windows, patch = (
+        getattr(
+            backbone,
+            "num_windows",
+            None,
+        ),
+        getattr(backbone, "patch_size", None),
+    )
     in_squares = (
         isinstance(windows, int)
         and isinstance(patch, int)

@@ -69,7 +69,16 @@ class RandomPreferences:
         found = {}
         for name, tensor in self.image(2 * n).items():
             has_patches = name == "pixel_values" and self.image.grid is not None
-            found[name] = tensor.unflatten(0, (n, 2, -1) if has_patches else (n, 2))
+            found[name] = tensor.unflatten(
+                0,
+                (
+                    n,
+                    2,
+                    -1,
+                )
+                if has_patches
+                else (n, 2),
+            )
 
         return found
 
@@ -85,7 +94,14 @@ def preference_batches(asked: Asked) -> RandomPreferences:
     are_single = asked.task.labels == "good or bad"
     image = _image(replace(asked, sequence_length=length)) if asked.sees else None
 
-    return RandomPreferences(length, vocabulary, padding(text, vocabulary), loss, are_single, image)
+    return RandomPreferences(
+        length,
+        vocabulary,
+        padding(text, vocabulary),
+        loss,
+        are_single,
+        image,
+    )
 
 
 def _image(asked: Asked) -> RandomImageText:

@@ -86,7 +86,11 @@ def whole_numbers(config: Any, *keys: str) -> list[int]:
 
 def positions(text: Any) -> int | None:
     """The longest sequence a text config allows; None where it sets no limit."""
-    maximum = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
+    maximum = getattr(
+        text,
+        "max_position_embeddings",
+        None,
+    ) or getattr(text, "max_seq_len", None)
     if not isinstance(maximum, int) or maximum < 1:
         return None
     pad = padding(text)

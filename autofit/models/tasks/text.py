@@ -82,7 +82,12 @@ class ClassLabels:
         if self.problem_type == "single_label_classification":
             return torch.randint(self.classes, (n,), generator=generator, device="cpu")
         if self.problem_type == "multi_label_classification":
-            return torch.randint(2, (n, self.classes), generator=generator, device="cpu").float()
+            return torch.randint(
+                2,
+                (n, self.classes),
+                generator=generator,
+                device="cpu",
+            ).float()
         shape = (n,) if self.classes == 1 else (n, self.classes)
 
         return torch.randn(shape, generator=generator, device="cpu")
@@ -115,7 +120,12 @@ class RandomTokens:
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
-        ids = random_ids((n, self.sequence_length), self.vocab_size, self.pad_token_id, generator)
+        ids = random_ids(
+            (n, self.sequence_length),
+            self.vocab_size,
+            self.pad_token_id,
+            generator,
+        )
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
             batch["bbox"] = torch.zeros(
@@ -129,7 +139,12 @@ class RandomTokens:
             batch["input_features"] = torch.randn(shape, generator=generator, device="cpu")
 
         if self.sound[0]:
-            codes = random_ids((*ids.shape, self.sound[0]), self.sound[1], None, generator)
+            codes = random_ids(
+                (*ids.shape, self.sound[0]),
+                self.sound[1],
+                None,
+                generator,
+            )
             batch["input_ids"] = torch.cat([ids[..., None], codes], dim=2)
 
         if self.regions:
@@ -138,7 +153,11 @@ class RandomTokens:
                 generator=generator,
                 device="cpu",
             )
-            batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
+            batch["visual_pos"] = torch.rand(
+                (n, _REGIONS, 4),
+                generator=generator,
+                device="cpu",
+            )
 
         batch |= self._targets(ids, generator)
         if self.document_tokens:
@@ -153,7 +172,14 @@ class RandomTokens:
         task = TASKS[self.task]
         if task.labels == "class of each token":
             classes = self.labels.classes if self.labels else 2
-            return {"labels": torch.randint(classes, ids.shape, generator=generator, device="cpu")}
+            return {
+                "labels": torch.randint(
+                    classes,
+                    ids.shape,
+                    generator=generator,
+                    device="cpu",
+                )
+            }
 
         if self.labels is not None:
             return {"labels": self.labels(len(ids), generator)}
@@ -170,7 +196,12 @@ class RandomTokens:
             }
 
         if task.labels == "span":
-            ends = torch.randint(ids.shape[1], (2, len(ids)), generator=generator, device="cpu")
+            ends = torch.randint(
+                ids.shape[1],
+                (2, len(ids)),
+                generator=generator,
+                device="cpu",
+            )
             return {"start_positions": ends[0], "end_positions": ends[1]}
 
         masked = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION

@@ -27,7 +27,14 @@ class RandomPairs:
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
         shape = (n, 2, self.sequence_length)
-        return {"input_ids": random_ids(shape, self.vocab_size, self.pad_token_id, generator)}
+        return {
+            "input_ids": random_ids(
+                shape,
+                self.vocab_size,
+                self.pad_token_id,
+                generator,
+            )
+        }
 
 
 def pair_batches(asked: Asked) -> RandomPairs:
