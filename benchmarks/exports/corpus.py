@@ -9,13 +9,16 @@ Prints a line for each and counts at the end; an answer that is neither is a fau
 exit code 1. With `--results` each line is also kept as JSON, beside the card that it was for. A
 file of which that says "tuned" or "refused" is not tried again, nor one without an answer for the
 same card and limit, so that a run that was stopped goes on, and files that need a larger card or
-more time get it in a second run.
+more time get it in a second run. Files that those name, as from where their tools are started, are
+looked for below `--beside`.
 """
 
 import argparse
 import collections
+import contextlib
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +27,8 @@ from autofit.api.tune import Tuned, save, tune
 from autofit.core.errors import AutofitError, InputError
 from autofit.export.importers import document_of
 from autofit.export.importers.document import flat
+
+BESIDE = Path(__file__).with_name("corpus_beside")
 
 
 def outcome(
@@ -59,7 +64,8 @@ def outcome(
         return "read", f"{found.importer.tool.title}, {found.before.model}{several}{assumed_so}"
     begun = time.monotonic()
     try:
-        tuned = tune(path, gpu_mem=gpu_mem, time_limit=time_limit, **given)
+        with tempfile.TemporaryDirectory() as run:
+            tuned = tune(path, gpu_mem=gpu_mem, time_limit=time_limit, out=run, **given)
     except AutofitError as error:
         return "no answer", str(error)
     unreported = unreported_changes(found, tuned, path.name)
@@ -102,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
     parser.add_argument("--time-limit", type=float, help="seconds for each search")
     parser.add_argument("--output", type=Path, help="where tuned files are kept")
+    parser.add_argument("--beside", type=Path, default=BESIDE, help="where other files are")
     parser.add_argument("--results", type=Path, help="JSON lines: what came of each file")
     args = parser.parse_args(arguments)
 
@@ -109,10 +116,12 @@ def main(arguments: list[str] | None = None) -> int:
     counts: collections.Counter[str] = collections.Counter()
     known = results_of(args.results)
     paths = sorted(
-        path for path in args.directory.rglob("*") if path.suffix in (".yaml", ".yml", ".sh")
+        path
+        for path in args.directory.absolute().rglob("*")
+        if path.suffix in (".yaml", ".yml", ".sh")
     )
     for path in paths[:: args.every]:
-        name = str(path.relative_to(args.directory))
+        name = str(path.relative_to(args.directory.absolute()))
         before = known.get(name, {})
         answered = before.get("outcome") in ("tuned", "refused")
         if answered or tried_on.items() <= before.items():
@@ -120,8 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
             continue
 
         try:
-            kept = args.output and args.output / name
-            kind, what = outcome(path, args.gpu_mem, args.devices, kept, args.time_limit)
+            kept = args.output and args.output.absolute() / name
+            with contextlib.chdir(args.beside):
+                kind, what = outcome(path, args.gpu_mem, args.devices, kept, args.time_limit)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1

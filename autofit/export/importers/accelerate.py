@@ -61,17 +61,26 @@ def divided_by_trainer(
     return _with_sizes(division, keys, sizes or {})
 
 
-def read_launcher(path: Path) -> Division:
+def read_launcher(name: str, folder: Path) -> Division:
     """How a file for `accelerate launch --config_file` divides a training.
+
+    Args:
+        name: its path, as the command says it.
+        folder: where the file with the command is; a path is looked for there first, then where
+            autofit runs.
 
     Raises:
         InputError: it cannot be read, or a value is not known.
     """
+    path = folder / name
+    if not path.exists():
+        path = Path(name)
     try:
         value = parse(read_text(path, most=_MOST_BYTES), path.name)
     except FileNotFoundError as error:
         message = f"it launches by {path.name}, which is not there."
-        raise InputError(message, f"Put it where the command says: {path}.") from error
+        remedy = f"Put {path} beside the file, or run autofit where the command is run."
+        raise InputError(message, remedy) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text.", "Give accelerate's file.") from error
 

@@ -309,7 +309,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
     """By FSDP or DeepSpeed, which may have names of its own, or by a file for accelerate."""
     launcher = keys.get("launcher.config_file")
     if launcher:
-        return read_launcher(folder / str(launcher))
+        return read_launcher(str(launcher), folder)
 
     preset = _FSDP2 if keys.get("fsdp") == "fsdp2" else {}
     inside = {

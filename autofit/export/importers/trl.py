@@ -81,8 +81,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if launcher in _LAUNCHED:
         division = divided_by_launcher(_LAUNCHED[str(launcher)], folder)
     elif launcher:
-        beside = folder / str(launcher)
-        division = read_launcher(beside if beside.exists() else Path(str(launcher)))
+        division = read_launcher(str(launcher), folder)
     else:
         division = divided_by_trainer(keys, folder)
 

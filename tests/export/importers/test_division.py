@@ -187,7 +187,7 @@ def test_a_file_for_accelerate_is_read(tmp_path: Path) -> None:
         "fsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: true\n"
         "parallelism_config:\n  parallelism_config_cp_size: 2\n"
     )
-    found = read_launcher(path)
+    found = read_launcher(path.name, tmp_path)
     assert found.knobs == fsdp(fsdp_offload="cpu", context_parallel=2)
     assert (found.devices, found.open) == (4, ())
     assert division_of({**TRL, "accelerate_config": "fsdp.yaml"}, tmp_path) == found
@@ -196,7 +196,7 @@ def test_a_file_for_accelerate_is_read(tmp_path: Path) -> None:
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
         "  offload_optimizer_device: cpu\n  offload_param_device: cpu\n"
     )
-    assert read_launcher(path).knobs == fsdp(fsdp_offload="cpu")
+    assert read_launcher(path.name, tmp_path).knobs == fsdp(fsdp_offload="cpu")
 
 
 def test_what_a_file_for_accelerate_says_of_a_step_holds(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_a_file_for_accelerate_says_of_a_step_holds(tmp_path: Path) -> None
         "distributed_type: FSDP\nnum_processes: 2\n"
         "fsdp_config:\n  fsdp_version: 2\n  fsdp_activation_checkpointing: true\n"
     )
-    sharded = read_launcher(path)
+    sharded = read_launcher(path.name, tmp_path)
     # its blocks are checkpointed, whatever the tool's own key says
     assert sharded.knobs == fsdp(activation_checkpointing="full")
     assert "activation_checkpointing" in sharded.holds
@@ -214,13 +214,24 @@ def test_what_a_file_for_accelerate_says_of_a_step_holds(tmp_path: Path) -> None
         "distributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 8\n"
         "deepspeed_config:\n  zero_stage: 3\n  gradient_accumulation_steps: 16\n"
     )
-    machines = read_launcher(path)
+    machines = read_launcher(path.name, tmp_path)
     assert (machines.devices, machines.nodes) == (4, 2)
     # DeepSpeed demands the accumulation that the file names
     assert {"micro_batch_size", "gradient_accumulation_steps"} <= set(machines.holds)
 
     with pytest.raises(InputError, match=r"by fsdp2.json, which is not there"):
-        read_launcher(tmp_path / "fsdp2.json")
+        read_launcher("fsdp2.json", tmp_path)
+
+
+def test_a_file_for_accelerate_may_be_named_from_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "two.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_processes: 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert read_launcher("configs/two.yaml", tmp_path / "scripts").devices == 2
 
 
 def test_options_of_fsdp_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:

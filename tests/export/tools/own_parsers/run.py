@@ -1,6 +1,7 @@
-"""Feeds files to one tool's own parser, in that tool's environment: run.py PARSER.py FILE...
+"""Feeds files to one tool's own parser, in that tool's environment: run.py PARSER.py [--users] FILE...
 
-Prints one line of JSON for each file: what it was refused for, or null.
+Prints one line of JSON for each file: what it was refused for, or null. With `--users` the files are people's own, of
+which the parser alone judges: none of our checks of what autofit exports.
 """
 
 import contextlib
@@ -9,11 +10,16 @@ import runpy
 import sys
 
 parse = runpy.run_path(sys.argv[1])["parse"]
-for path in sys.argv[2:]:
+options = {}
+files = sys.argv[2:]
+if files[0] == "--users":
+    options = {"exported": False}
+    files = files[1:]
+for path in files:
     error = None
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            parse(path)
+            parse(path, **options)
         except (Exception, SystemExit) as refused:
             error = f"{type(refused).__name__}: {refused}"
     sys.stdout.write(json.dumps({"file": path, "error": error}) + "\n")
