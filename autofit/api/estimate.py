@@ -31,6 +31,8 @@ SIZES = (
     "task",
     "teacher",
     "seq_len",
+    "resolution",
+    "frames",
     "effective_batch",
     "trust_remote_code",
     "loss_options",
@@ -77,7 +79,7 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
             None: a usual start, which a note names: for language models bf16, micro-batches of one
             sample and full checkpointing, for others no knob.
         options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, teacher,
-            seq_len, effective_batch, set, trust_remote_code: as on the command line. The card named
+            seq_len, resolution, frames, effective_batch, set, trust_remote_code: as on the command line. The card named
             by `gpu` need not be here. loss_options: of the loss of the task, such as {"beta": 0.2}.
 
     Returns:
@@ -125,11 +127,14 @@ def workload_of(
     task: str | None = None,
     teacher: str | None = None,
     seq_len: int | None = None,
+    resolution: str | int | None = None,
+    frames: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
     loss_options: Mapping[str, Any] | None = None,
 ) -> Workload:
     """The workload with the traits that the model's structure shows."""
+    of_names = (task, teacher, seq_len, resolution, frames, effective_batch, loss_options)
     if isinstance(model, str):
         model = resolve(
             model,
@@ -137,6 +142,8 @@ def workload_of(
             teacher=teacher,
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
+            resolution=resolution,
+            frames=frames,
             effective_batch_size=effective_batch,
             loss_options=loss_options,
         )
@@ -145,10 +152,11 @@ def workload_of(
         message = f"the model must be a name or an autofit.Workload, not a {kind}."
         remedy = "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...)."
         raise InputError(message, remedy)
-    elif any(
-        given is not None for given in (task, teacher, seq_len, effective_batch, loss_options)
-    ):
-        message = "task, teacher, seq_len, effective_batch and loss_options belong to a model given by name."
+    elif any(given is not None for given in of_names):
+        message = (
+            "task, teacher, seq_len, resolution, frames, effective_batch and loss_options belong to a "
+            "model given by name."
+        )
         raise InputError(message, "The Workload says them.")
 
     workload = with_known_rows(model)

@@ -47,6 +47,8 @@ def search(
     teacher: str | None = None,
     tool: str | None = None,
     seq_len: int | None = None,
+    resolution: str | int | None = None,
+    frames: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
     listener: Listener | None = None,
@@ -77,6 +79,7 @@ def search(
         frozen: as in `fit`.
         task: what to train a named model for; default: what the class in its config.json says.
         teacher: the model that a named one learns from, with task "distill".
+        seq_len, resolution, frames, effective_batch: of a named model, as on the command line.
         loss_options: of the loss of a named model's task, such as {"beta": 0.2}.
         tool: search only what this tool runs exactly as it is measured, such as "axolotl".
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
@@ -97,6 +100,7 @@ def search(
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
     of_loader = (loader, loss, split, count, frozen)
+    of_names = (task, teacher, seq_len, resolution, frames, effective_batch, loss_options)
     if isinstance(model, str | Workload) and any(given is not None for given in of_loader):
         message = "a loader, a loss, a split, a count and frozen models belong to a living model."
         remedy = "A Workload has its own batch and loss; a name's are made for it."
@@ -111,6 +115,8 @@ def search(
             teacher=teacher,
             trust_remote_code=trust_remote_code,
             sequence_length=seq_len,
+            resolution=resolution,
+            frames=frames,
             effective_batch_size=effective_batch,
             loss_options=loss_options,
         )
@@ -143,10 +149,11 @@ def search(
     elif data is not None or weights is not None:
         message = "data and weights are for a model given by name."
         raise InputError(message, "The loader or Workload has its own.")
-    elif any(
-        given is not None for given in (task, teacher, seq_len, effective_batch, loss_options)
-    ):
-        message = "task, teacher, seq_len, effective_batch and loss_options belong to a model given by name."
+    elif any(given is not None for given in of_names):
+        message = (
+            "task, teacher, seq_len, resolution, frames, effective_batch and loss_options belong to a "
+            "model given by name."
+        )
         raise InputError(message, "The loader or Workload says them.")
     elif isinstance(model, Workload):
         workload = model

@@ -28,6 +28,8 @@ def estimate(
     task: options.Task = None,
     teacher: options.Teacher = None,
     seq_len: options.SeqLen = None,
+    resolution: options.Resolution = None,
+    frames: options.Frames = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
     loss_option: options.LossOption = None,
@@ -94,6 +96,8 @@ def estimate(
             given["effective_batch"] = effective_batch
         refused = {
             "--seq-len": seq_len,
+            "--resolution": resolution,
+            "--frames": frames,
             "--price": price,
             "--teacher": teacher,
             "--loss-option": loss_option,
@@ -114,6 +118,8 @@ def estimate(
         "task": task,
         "teacher": teacher,
         "seq_len": seq_len,
+        "resolution": resolution,
+        "frames": frames,
         "effective_batch": effective_batch,
         "trust_remote_code": trust_remote_code,
         "loss_options": loss_options_of(loss_option),

@@ -22,7 +22,7 @@ Model = Annotated[
     str,
     option.option(
         option.MODEL,
-        "A preset (see `autofit models`), a directory with config.json, a hub id, or file.py:function.",
+        "A preset (see `autofit models`), a directory with its config, a hub id, or file.py:function.",
         "MODEL",
         complete=completion.models,
     ),
@@ -44,7 +44,23 @@ Task = Annotated[
 ]
 SeqLen = Annotated[
     int | None,
-    option.option(option.MODEL, "Tokens of a sample; default 2048 or the model's most.", "N"),
+    option.option(
+        option.MODEL,
+        "Tokens of a sample (diffusion: of a prompt); default 2048 or the model's most.",
+        "N",
+    ),
+]
+Resolution = Annotated[
+    str | None,
+    option.option(
+        option.MODEL,
+        "Pixels of pictures, with --task diffusion: of a side, or WIDTHxHEIGHT.",
+        "PIXELS",
+    ),
+]
+Frames = Annotated[
+    int | None,
+    option.option(option.MODEL, "Frames of a video, with --task diffusion.", "N"),
 ]
 EffectiveBatch = Annotated[
     int | None,

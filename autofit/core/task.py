@@ -28,6 +28,7 @@ Medium = Literal[
     "videos",
     "sound",
     "images and text",
+    "latents",
 ]
 Labels = Literal[
     "own",
@@ -46,6 +47,7 @@ Labels = Literal[
     "relevance",
     "relevance in words",
     "rewarded tokens",
+    "noise",
     "none",
 ]
 

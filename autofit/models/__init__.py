@@ -16,10 +16,20 @@ from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
 from autofit.models import losses as losses
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
+from autofit.models.diffusion.pipeline import (
+    DiffusersModel,
+    PictureSizes,
+    diffusion_workload,
+    is_pipeline,
+    preset_pipeline,
+    read_pipeline,
+)
+from autofit.models.diffusion.pipeline import presets as _pipelines
 from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.functions import (
     function_workload,
@@ -129,11 +139,17 @@ LossOptions = Mapping[str, Any] | None  # of the loss of a task, such as {"beta"
 
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
+PICTURES = ("resolution", "frames")  # sizes that only models of pictures have
 
 
 def preset_names() -> tuple[str, ...]:
-    """The names of all presets, in the order of their files."""
+    """The names of all presets of transformers' models, in the order of their files."""
     return tuple(_presets())
+
+
+def model_names() -> tuple[str, ...]:
+    """The names of all presets, those of diffusers' pipelines last."""
+    return (*_presets(), *_pipelines())
 
 
 def load_preset(name: str) -> Preset:
@@ -156,10 +172,15 @@ def preset_model(name: str) -> HuggingFaceModel:
 
 def describe_presets() -> list[dict[str, Any]]:
     """Name, task, parameters and hub id of every preset: what `autofit models --json` prints."""
-    return [
+    rows = [
         {key: getattr(each, key) for key in ("name", "task", "parameters", "hub")}
         for each in _presets().values()
     ]
+    for name, entry in _pipelines().items():
+        parameters = int(entry["parameters"])
+        row = {"name": name, "task": DIFFUSION.name, "parameters": parameters, "hub": entry["hub"]}
+        rows.append(row)
+    return rows
 
 
 def kind_of(model: str) -> str:
@@ -167,7 +188,9 @@ def kind_of(model: str) -> str:
     Raises InputError where it is none of these, or the directory holds no config.json that can be read."""
     if is_function(model):
         return "function"
-    path, preset = _existing(model), model in preset_names()
+    path, preset = _existing(model), model in model_names()
+    if path is not None and is_pipeline(path):
+        return "directory"
     # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
     if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
         check_directory(path)
@@ -187,7 +210,7 @@ def kind_of(model: str) -> str:
         return "hub"
     if "/" in model:
         raise InputError(f"the directory {model} is not there.", "Check the path.")
-    error = unknown("model", model, preset_names())
+    error = unknown("model", model, model_names())
     raise InputError(error.message, f"{error.remedy} {_OTHER_MODELS}")
 
 
@@ -200,12 +223,17 @@ def resolve(
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
     loss_options: LossOptions = None,
+    resolution: str | int | None = None,
+    frames: int | None = None,
     sees: bool = False,
     stretches: bool = False,
 ) -> Workload:
     """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
 
     Args:
+        sequence_length: tokens of a sample; of a model of pictures, those of a prompt.
+        resolution: of pictures: "1024", or WIDTHxHEIGHT as "832x480".
+        frames: of videos.
         loss_options: of the loss of the task, such as {"beta": 0.2}.
         sees: whether images stand in the texts of a task that is of texts.
         stretches: whether a model whose positions are turned, not learnt, takes longer samples than it was made for.
@@ -219,6 +247,13 @@ def resolve(
     if teacher is not None and (task is None or TEACHER not in TASKS[task].frozen):
         message = f"a teacher is for distillation, and the task is {task or 'not given'}."
         raise InputError(message, "Add --task distill, or leave the teacher out.")
+
+    if _is_pipeline(kind, model):
+        side = None if resolution is None else str(resolution)
+        pictures = PictureSizes(side, frames, sequence_length, effective_batch_size)
+        _check_diffusion(model, task)
+        return diffusion_workload(_read_pipeline(kind, model), pictures, loss_options)
+    _check_no_pictures(model, resolution, frames)
 
     if kind == "function":
         if task is not None:
@@ -239,11 +274,38 @@ def resolve(
     return _workload(found, named, sizes, trust_remote_code, loss_options)
 
 
+def _is_pipeline(kind: str, name: str) -> bool:
+    """Whether a name is of a pipeline of diffusers."""
+    if kind == "preset":
+        return name in _pipelines()
+    return kind == "directory" and is_pipeline(Path(name).expanduser())
+
+
+def _read_pipeline(kind: str, name: str) -> DiffusersModel:
+    """The model that a pipeline's name means."""
+    return preset_pipeline(name) if kind == "preset" else read_pipeline(name)
+
+
+def _check_diffusion(model: str, task: str | None) -> None:
+    """Raise an InputError for what a pipeline's denoiser is not trained for."""
+    if task not in (None, DIFFUSION.name):
+        message = f"{model} is a pipeline of diffusers, which is trained for {DIFFUSION.name} alone, not {task}."
+        raise InputError(message, "Leave --task out.")
+
+
+def _check_no_pictures(model: str, resolution: object, frames: object) -> None:
+    """Raise an InputError for sizes of pictures that are given for another model."""
+    for name, value in zip(PICTURES, (resolution, frames), strict=True):
+        if value is not None:
+            message = f"{model} makes no pictures, which alone have {name}."
+            raise InputError(message, "Leave it out, or name a pipeline of diffusers.")
+
+
 def needs_images(model: str, task: str) -> bool:
     """Whether a preset or a directory can be trained for a task on texts with an image each, and not on texts
     alone, because transformers has no class for that."""
     kind = kind_of(model)
-    if kind not in ("preset", "directory") or not TASKS[task].of_texts:
+    if kind not in ("preset", "directory") or not TASKS[task].of_texts or _is_pipeline(kind, model):
         return False
     can_be = []
     for sees in (False, True):
@@ -281,6 +343,13 @@ def workload_from_source(
     sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)
     check_task(summary.get("task"))
+    if _is_pipeline(kind, name):
+        _check_diffusion(name, summary.get("task"))
+        given = {each: source.get(each) for each in (*PICTURES, "prompt_tokens")}
+        pictures = PictureSizes(**given, effective_batch_size=sizes.effective_batch_size)
+        options = source.get("loss_options")
+        return diffusion_workload(_read_pipeline(kind, name), pictures, options)
+
     sees = source.get(SEES) is True
     model = _read(kind, name, summary.get("task"), trust_remote_code, sees=sees)
     model = dataclasses.replace(
@@ -446,11 +515,11 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
             message, "Give the model in Python: autofit.fit(model, loader, config=...)."
         )
 
-    if kind == "preset":
+    if kind == "preset" and named not in _pipelines():
         load_preset(named)
-    elif kind == "directory":
+    elif kind == "directory" and not is_pipeline(Path(named)):
         check_directory(named)
-    elif not is_hub_id(named):
+    elif kind == "hub" and not is_hub_id(named):
         message = (
             f"the source of the model is {shown(named)}, which is no name of a model on the hub."
         )
@@ -471,6 +540,10 @@ def _read(
     if sees and task is not None and TASKS[task].of_texts:
         model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
         return dataclasses.replace(model, task=task, sees=True)
+
+    if _is_pipeline(kind, name):
+        message = f"{name} is a pipeline of diffusers, which teaches no other model."
+        raise InputError(message, _OTHER_MODELS)
 
     if kind != "preset":
         return (read_directory if kind == "directory" else read_hub)(

@@ -10,7 +10,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
-from autofit.models import describe_presets, load_preset, preset_model, preset_names
+from autofit.models import describe_presets, load_preset, model_names, preset_model, preset_names
 from autofit.models.stand_ins import _names, _positions
 
 # As published, of those that many examples are of; written down a second time so that a slip in the YAML cannot
@@ -131,7 +131,7 @@ def test_unknown_name_gives_the_nearest() -> None:
 
 def test_description_is_json_with_one_row_for_each_preset() -> None:
     rows = json.loads(json.dumps(describe_presets()))
-    assert [row["name"] for row in rows] == list(preset_names())
+    assert [row["name"] for row in rows] == list(model_names())
     assert rows[0] == {
         "name": "tiny-llama",
         "task": "causal-lm",

@@ -10,7 +10,7 @@ import pytest
 from autofit.core.errors import InputError
 from autofit.core.strict_yaml import dump, parse
 from autofit.core.workload import Workload
-from autofit.models import preset_names, resolve, workload_from_source
+from autofit.models import model_names, resolve, workload_from_source
 from autofit.models.losses import DPO
 
 CONFIG = {
@@ -91,7 +91,7 @@ def test_options_of_the_loss_survive_in_the_source() -> None:
     assert first.loss == DPO(kind="ipo", beta=0.2)
 
 
-FIRST = f"{', '.join(sorted(preset_names())[:40])} and {len(preset_names()) - 40} others"
+FIRST = f"{', '.join(sorted(model_names())[:40])} and {len(model_names()) - 40} others"
 OTHERS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
 
 

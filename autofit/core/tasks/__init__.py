@@ -6,6 +6,7 @@ from autofit.core.tasks.audio_classification import AUDIO_CLASSIFICATION
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.ctc import CTC
 from autofit.core.tasks.custom import CUSTOM
+from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.tasks.distill import DISTILL
 from autofit.core.tasks.dpo import DPO
 from autofit.core.tasks.embed import EMBED
@@ -53,6 +54,7 @@ _ALL = (
     RERANK,
     GENERATIVE_RERANK,
     DISTILL,
+    DIFFUSION,
     CUSTOM,
 )
 TASKS = {task.name: task for task in _ALL}

@@ -11,6 +11,7 @@ from typing import Any
 
 from autofit.core.errors import InputError, require, unknown
 from autofit.models.losses.by_token import by_token
+from autofit.models.losses.diffusion import Diffusion
 from autofit.models.losses.distill import Distill
 from autofit.models.losses.dpo import DPO
 from autofit.models.losses.embed import Embed, EmbedByMicroBatch
@@ -28,6 +29,7 @@ __all__ = [
     "GRPO",
     "KTO",
     "ORPO",
+    "Diffusion",
     "Distill",
     "Embed",
     "GenerativeRerank",
@@ -50,6 +52,7 @@ LOSSES = {
         Rerank,
         GenerativeRerank,
         Distill,
+        Diffusion,
         Embed,
     )
 }

@@ -1,0 +1,69 @@
+"""Synthetic latents of pictures and videos, with noise, timesteps and the conditions of a denoiser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autofit.models.diffusion.denoisers import TRAIN_STEPS
+from autofit.models.tasks.text import SEED
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class RandomLatents:
+    """n -> a batch of n samples for `losses.Diffusion`.
+
+    Attributes:
+        shape: of a sample's latents: channels, frames of a video, rows, columns.
+        conditions: the shape of each condition of a sample, by its name.
+        height, width: of a picture, in pixels.
+        flows: whether timesteps are those of flow matching, which are no whole numbers.
+        shift: by which flow matching draws more noise the larger it is.
+        train_steps: from which other timesteps are drawn.
+    """
+
+    shape: tuple[int, ...]
+    conditions: Mapping[str, tuple[int, ...]]
+    height: int
+    width: int
+    flows: bool
+    shift: float = 1.0
+    train_steps: int = TRAIN_STEPS
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cpu")
+
+        batch = {"latents": draw(n, *self.shape), "noise": draw(n, *self.shape)}
+        batch["timesteps"] = timesteps(n, generator, self.flows, self.shift, self.train_steps)
+        for name, shape in self.conditions.items():
+            batch[name] = draw(n, *shape)
+        if "time_ids" in batch:  # as it was, uncropped, as it is
+            whole = [self.height, self.width, 0, 0, self.height, self.width]
+            batch["time_ids"] = torch.tensor([whole] * n, dtype=torch.float32, device="cpu")
+        if "guidance" in batch:
+            batch["guidance"] = torch.ones(
+                n, device="cpu"
+            )  # as diffusers' scripts train by default
+        return batch
+
+
+def timesteps(
+    n: int, generator: torch.Generator, flows: bool, shift: float, train_steps: int
+) -> torch.Tensor:
+    """n timesteps: uniform whole numbers below `train_steps`; for flow matching, from 0 to 1000 by
+    the logistic of normal numbers (arXiv:2403.03206, section 3.1), shifted (section 5.3.2)."""
+    import torch
+
+    if not flows:
+        return torch.randint(train_steps, (n,), generator=generator, device="cpu")
+    share = torch.randn(n, generator=generator, device="cpu").sigmoid()
+    return TRAIN_STEPS * shift * share / (1 + (shift - 1) * share)
