@@ -194,6 +194,12 @@ def _adapted(
         targets, missing = named_layers(workload.model, str(targets).split("+"))
     elif importer.freezes_vision:
         targets = reading_layers(workload.model) or targets
+
+    experts = importer.adapted_experts(keys)
+    if experts:
+        found, without = named_layers(workload.model, experts)
+        targets = f"{targets}+{found}"
+        missing = (*missing, *without)
     return config.replace(lora_targets=targets), missing
 
 

@@ -339,6 +339,18 @@ def test_what_a_file_freezes_stays_frozen(tmp_path: Path, monkeypatch: pytest.Mo
     assert tuned.result.source["asks_inputs"] is True
 
 
+def test_experts_that_are_named_get_adapters_beside_the_layers(tmp_path: Path) -> None:
+    path = written(tmp_path, "lora_target_parameters: [experts.down_proj, experts.up]")
+    config: Any = tiny.mixture_workload("qwen3_moe").model
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({**config.config, "architectures": ["Qwen3MoeForCausalLM"]})
+    )
+    found = read(path)
+    assert found.before.config.lora_targets == "all-linear+experts.down_proj"
+    assert found.before.adapted_experts == ("down_proj",)
+    assert any("no layers named experts.up" in note for note in found.notes)
+
+
 def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path)
     text = path.read_text().replace(

@@ -46,7 +46,7 @@ _OTHER_NAMES = {
 _REFUSED = {
     "vllm": "it generates with a server of its own, which is not tuned",
     "gptq": "its weights are quantised already",
-    "use_scattermoe": "its kernels for experts are not known",
+    "use_sonicmoe": "its kernels for experts are not known",
     "relora": "restarts of adapters are not known",
     "ebft": "this kind of training is not known",
     "lisa_n_layers": "training some layers at a time is not known",
@@ -79,7 +79,8 @@ _MEDIA = {
     *("multi_modal_projector", "audio_tower", "audio_model", "embed_audio"),
 }
 _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of what they give
-_PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "SwanLabPlugin")  # the last one watches
+# The third brings kernels for experts; the last one watches.
+_PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "KernelsPlugin", "SwanLabPlugin")
 _TILES = "tiled_mlp"
 _LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
@@ -252,6 +253,12 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         notes.append(
             f"{_TWO_KERNELS}: heads too large for flash attention are computed by PyTorch's own "
             "attention; all are predicted so."
+        )
+
+    if keys.get("use_scattermoe"):
+        notes.append(
+            "use_scattermoe: its kernels copy no inputs into the order of experts, as the predicted "
+            "products do; it needs less memory than predicted."
         )
 
     if keys.get(_TILES) and not keys.get(f"{_TILES}_use_original_mlp"):

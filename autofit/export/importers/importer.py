@@ -143,6 +143,14 @@ class Importer:
 
         return "all-linear"
 
+    def adapted_experts(self, keys: Keys) -> tuple[str, ...]:
+        """The weights of experts, which are no layers, that a file names for adapters."""
+        found = keys.get(self.tool.expert_targets)
+        names = [found] if isinstance(found, str) else found
+        if not isinstance(names, list):
+            return ()
+        return tuple(str(name) for name in names)
+
     def loss_options(self, keys: Keys, task: Task) -> dict[str, Any]:
         """The options of the loss that a file says, as `Task.loss_keys` has them."""
         found: dict[str, Any] = {}

@@ -217,6 +217,14 @@ def test_what_cannot_be_tuned_says_why(keys: dict[str, Any], reason: str) -> Non
     assert reason in str(importer_of(keys, "file").refuse(keys))
 
 
+def test_weights_of_experts_are_read_beside_the_layers() -> None:
+    importer = importer_of(AXOLOTL, "file")
+    assert importer.adapted_experts(AXOLOTL) == ()
+    for given in (["experts.down_proj"], "experts.down_proj"):
+        keys = {**AXOLOTL, "lora_target_parameters": given}
+        assert importer.adapted_experts(keys) == ("experts.down_proj",)
+
+
 def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
     with pytest.raises(InputError, match="is no file of axolotl"):
         importer_of({"lr": 1}, "x.yaml")
@@ -301,6 +309,10 @@ def test_what_a_file_asks_for_besides_is_noted(tmp_path: Path) -> None:
     importer = importer_of(begun, "a")
     assert importer.refuse(begun) is None
     assert "LoftQ" in importer.notes(begun)[0]
+    kernels = {"plugins": ["axolotl.integrations.kernels.KernelsPlugin"], "use_scattermoe": True}
+    assert importer.refuse({**AXOLOTL, **kernels}) is None
+    assert "less memory than predicted" in importer.notes({**AXOLOTL, **kernels})[0]
+    assert "experts" in str(importer.refuse({**AXOLOTL, **kernels, "use_sonicmoe": True}))
     assert importer.notes(AXOLOTL) == ()
 
     by_ray = {**LLAMA_FACTORY, "ray_num_workers": 4}
