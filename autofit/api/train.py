@@ -12,6 +12,7 @@ import transformers
 
 from autofit.api.file_reader import FileReader, blaming
 from autofit.api.fit import Trained, fit
+from autofit.api.train_pictures import train_pictures
 from autofit.core.config import Config
 from autofit.core.errors import InputError, OutOfMemoryError
 from autofit.core.events import Listener, Note
@@ -25,6 +26,7 @@ from autofit.core.workload import LEARNT, Hyperparameters
 from autofit.data.options import DataOptions
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
+from autofit.models.diffusion.pipeline import DiffusersModel
 from autofit.models.losses import with_options
 from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
@@ -84,6 +86,27 @@ def train(
         saved.workload,
         trust_remote_code=trust_remote_code,
     )
+    if isinstance(workload.model, DiffusersModel):
+        if packing is not None or memory_snapshot or teacher_weights is not None:
+            message = (
+                "packing, padding, memory snapshots and teachers are not for models of pictures."
+            )
+            raise InputError(message, "Leave them out.")
+        return train_pictures(
+            saved,
+            workload,
+            data,
+            weights=weights,
+            eval_data=eval_data,
+            loss_options=loss_options,
+            output=output,
+            seed=seed,
+            progress=progress,
+            callbacks=callbacks,
+            listener=listener,
+            **training,
+        )
+
     factory = workload.model
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:

@@ -173,8 +173,10 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
     A list counts when at least two children share a class and at least one child has children of
     its own (a Sequential of bare Linears is no list of blocks). Encoder-decoder models have several
-    lists; a block never contains another.
+    lists; a block never contains another. Where a model of diffusers names the classes that it
+    repeats, what holds such is no block, but they are: a UNet has few stages of many layers.
     """
+    named: Set[str] = set(getattr(model, "_repeated_blocks", None) or ())
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():  # outer modules come before inner ones
@@ -184,6 +186,11 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         children = [child for child in module if _has_any(child.parameters())]
         kinds = [type(child) for child in children]
         repeats = any(kinds.count(kind) >= 2 for kind in kinds)
+        if named:
+            if any(kind.__name__ in named for kind in kinds):
+                repeats = True
+            elif any(type(part).__name__ in named for part in module.modules()):
+                continue
 
         if repeats and any(_has_any(child.children()) for child in children):
             # a block with shared weights appears several times

@@ -20,6 +20,7 @@ from torch import nn
 
 from autofit.core.knobs.kernels import KNOB
 from autofit.core.knobs.precision import COMPUTES_IN_FP32
+from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
@@ -43,6 +44,8 @@ class Kernels(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
+        if workload.task == DIFFUSION.name:
+            return "liger has no kernels for models of diffusers; use none."
         return why_not_liger("liger", hardware, "none")
 
     def apply(self, setup: Setup, value: Value) -> None:

@@ -174,7 +174,8 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         adapter_parameters=_adapter_parameters(model),
         experts=experts[0] if experts else None,
         attention=any("attn" in name or "attention" in name for name in linears),
-        sdpa=bool(getattr(model, "_supports_sdpa", False)),
+        # as models of transformers say it, and where those of diffusers choose among kernels
+        sdpa=bool(getattr(model, "_supports_sdpa", hasattr(model, "set_attention_backend"))),
         batch_norm=batch_norm,
         dropout=dropout,
         heads=math.gcd(*heads_of(model)),

@@ -1,5 +1,7 @@
 """Repeated blocks are found in the ways people stack layers, and nothing else is taken for one."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,24 @@ def test_one_layer_repeats_nothing() -> None:
 def test_children_without_weights_are_left_out() -> None:
     model = nn.Sequential(Layer(), nn.ReLU(), Layer(), nn.Dropout())
     assert repeated_blocks(model) == [model[0], model[2]]
+
+
+class Stage(nn.Module):
+    """Layers of a UNet beside others."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(count))
+        self.others = nn.ModuleList([Narrow(), Narrow()])
+
+
+def test_layers_that_diffusers_names_are_blocks_not_the_stages_that_hold_them() -> None:
+    model: Any = nn.Module()
+    model.stages = nn.ModuleList([Stage(1), Stage(2)])
+    assert repeated_blocks(model) == list(model.stages)
+    model._repeated_blocks = ["Layer"]
+    inner = [layer for stage in model.stages for layer in (*stage.layers, *stage.others)]
+    assert repeated_blocks(model) == inner
 
 
 def test_no_block_inside_another() -> None:

@@ -42,18 +42,41 @@ class RandomLatents:
         def draw(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator, device="cpu")
 
-        batch = {"latents": draw(n, *self.shape), "noise": draw(n, *self.shape)}
-        batch["timesteps"] = timesteps(n, generator, self.flows, self.shift, self.train_steps)
-        for name, shape in self.conditions.items():
-            batch[name] = draw(n, *shape)
-        if "time_ids" in batch:  # as it was, uncropped, as it is
+        batch = {"latents": draw(n, *self.shape)}
+        batch |= self.noise(batch, generator)
+        for name, shape in self.shapes().items():
+            if name != "latents":
+                batch[name] = draw(n, *shape)
+        return batch | self.told(n)
+
+    def noise(
+        self, batch: Mapping[str, torch.Tensor], generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        """Noise for the latents of a batch, and how much of it: `noise` and `timesteps`."""
+        import torch
+
+        shape = batch["latents"].shape
+        noise = torch.randn(shape, generator=generator, device="cpu")
+        drawn = timesteps(shape[0], generator, self.flows, self.shift, self.train_steps)
+        return {"noise": noise, "timesteps": drawn}
+
+    def told(self, n: int) -> dict[str, torch.Tensor]:
+        """Those conditions of n samples that follow from the sizes of the pictures, or are constant."""
+        import torch
+
+        told = {}
+        if "time_ids" in self.conditions:  # as it was, uncropped, as it is
             whole = [self.height, self.width, 0, 0, self.height, self.width]
-            batch["time_ids"] = torch.tensor([whole] * n, dtype=torch.float32, device="cpu")
-        if "guidance" in batch:
-            batch["guidance"] = torch.ones(
-                n, device="cpu"
-            )  # as diffusers' scripts train by default
-        return batch
+            told["time_ids"] = torch.tensor([whole] * n, dtype=torch.float32, device="cpu")
+        if "guidance" in self.conditions:  # as diffusers' scripts train by default
+            told["guidance"] = torch.ones(n, device="cpu")
+        return told
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what a file holds of a sample, by name: all but what is drawn or told."""
+        told = ("time_ids", "guidance")
+        stored = {name: shape for name, shape in self.conditions.items() if name not in told}
+        return {"latents": self.shape, **stored}
 
 
 def timesteps(

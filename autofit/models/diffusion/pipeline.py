@@ -128,8 +128,6 @@ class DiffusersModel:
             raise InputError(
                 f"{self.name} cannot be built from its config: {message}", remedy
             ) from error
-        theirs: Any = model
-        theirs._supports_sdpa = True  # as transformers' models say it; diffusers' say nothing
         return model
 
 

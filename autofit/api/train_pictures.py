@@ -1,0 +1,160 @@
+"""`autofit train` of a denoiser: pictures with captions, or latents that are there already."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from autofit.api.file_reader import blaming
+from autofit.api.fit import Trained, fit
+from autofit.core.errors import InputError, pluralize
+from autofit.core.events import Listener, Note
+from autofit.core.files import check_readable, digest
+from autofit.core.place import given_place
+from autofit.core.result import SavedResult
+from autofit.core.workload import Workload
+from autofit.data.data_cache import cached_folder
+from autofit.data.images import check_pillow
+from autofit.data.latents import (
+    NoisyLoader,
+    captioned_pictures,
+    in_order,
+    latents_loader,
+    read_latents,
+)
+from autofit.models.diffusion.encode import check_encoded, encode
+from autofit.models.diffusion.latents import RandomLatents
+from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
+from autofit.models.losses import with_options
+
+_ENCODED = "encoded.safetensors"
+_ADAPTER = "pytorch_lora_weights.safetensors"  # as diffusers names it, and its users load it
+
+
+def train_pictures(
+    saved: SavedResult,
+    workload: Workload,
+    data: Path,
+    *,
+    weights: str | Path | None,
+    eval_data: Path | None,
+    loss_options: Mapping[str, Any] | None,
+    output: Path | None,
+    seed: int,
+    listener: Listener,
+    **training: Any,
+) -> Trained:
+    """Train the denoiser of a result; the arguments are those of `train`.
+
+    Raises:
+        InputError: the data are no pictures or latents of these sizes, or the weights no pipeline.
+    """
+    model = workload.model
+    assert isinstance(model, DiffusersModel), "its caller has looked"
+    loader = _loader(model, workload, data, weights, listener)
+    evaluated = None
+    if eval_data is not None:
+        evaluated = in_order(_loader(model, workload, eval_data, weights, listener))
+
+    torch.manual_seed(seed)
+    trained_model = model() if weights is None else _load(model, weights)
+    device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+    budget = "mem" if device == "cpu" else "gpu_mem"
+    training[budget] = saved.hardware.get("budget_gib") or None
+    trained = fit(
+        trained_model,
+        loader,
+        loss=with_options(workload.loss, loss_options or {}),
+        config=saved.config,
+        eval_loader=evaluated,
+        seed=seed,
+        output_dir=output,
+        listener=listener,
+        device=device,
+        **training,
+    )
+
+    place = given_place()
+    adapters = output and output / "model" / "adapter_model.safetensors"
+    if adapters and adapters.is_file() and (place is None or not place.rank):
+        _save_for_diffusers(trained.model, model.folder, adapters)
+        listener(Note(f"for pipeline.load_lora_weights: {adapters.with_name(_ADAPTER)}"))
+    return trained
+
+
+def _load(model: DiffusersModel, weights: str | Path) -> Any:
+    """The denoiser with the weights of a pipeline's directory or hub id."""
+    with blaming("denoiser", weights):
+        return diffusers_class(model.kind).from_pretrained(
+            weights, subfolder=model.folder, dtype=torch.float32
+        )
+
+
+def _loader(
+    model: DiffusersModel,
+    workload: Workload,
+    data: Path,
+    weights: str | Path | None,
+    listener: Listener,
+) -> NoisyLoader:
+    """The loader of a folder of pictures, or of a file of latents."""
+    sizes: Any = workload.batch
+    assert isinstance(sizes, RandomLatents), "its batches are made by it"
+    check_readable(data, "the data")
+    notes: list[str] = []
+    tensors: dict[str, torch.Tensor] = {}
+    if data.is_dir():
+        tensors |= _encoded(model, sizes, data, weights, notes)
+    else:
+        tensors |= read_latents(data, sizes.shapes())
+    tensors |= sizes.told(len(tensors["latents"]))
+    for note in notes:
+        listener(Note(note))
+    return latents_loader(tensors, workload.effective_batch_size, sizes.noise, notes)
+
+
+def _encoded(
+    model: DiffusersModel,
+    sizes: RandomLatents,
+    folder: Path,
+    weights: str | Path | None,
+    notes: list[str],
+) -> dict[str, torch.Tensor]:
+    """The latents and embeddings of a folder's pictures, kept in the user's cache."""
+    pictures = captioned_pictures(folder, notes)
+    check_pillow(folder)
+    check_encoded(model)
+    if weights is None:
+        message = "pictures are encoded by a VAE and text encoders, and no weights are given."
+        raise InputError(message, "Give --weights DIR, or --data a .safetensors file of latents.")
+
+    facts = [str(weights), repr(sizes)]
+    for file, caption in pictures:
+        with file.open("rb") as content:
+            facts += [hashlib.file_digest(content, "sha256").hexdigest(), caption]
+
+    def build(part: Path) -> None:
+        tensors = encode(model, weights, pictures, sizes)
+        safetensors.torch.save_file(tensors, part / _ENCODED)
+
+    kept = cached_folder(digest("\0".join(facts)), build)
+    notes.append(f"{pluralize(len(pictures), 'picture')} of {folder} encoded, in {kept}.")
+    return safetensors.torch.load_file(kept / _ENCODED)
+
+
+def _save_for_diffusers(model: Any, folder: str, adapters: Path) -> None:
+    """Write a model's adapters beside those of peft, as `load_lora_weights` of a pipeline reads them."""
+    from peft import get_peft_model_state_dict
+
+    save: Callable[..., None] = diffusers_class("StableDiffusionPipeline")._save_lora_weights
+    (name,) = model.peft_config
+    state = get_peft_model_state_dict(model, adapter_name=name)
+    save(
+        adapters.parent,
+        lora_layers={folder: {key: value.cpu().contiguous() for key, value in state.items()}},
+        lora_metadata={folder: model.peft_config[name].to_dict()},
+        weight_name=_ADAPTER,
+    )

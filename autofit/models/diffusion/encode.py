@@ -1,0 +1,145 @@
+"""Pictures and captions to latents and embeddings, by the VAE and the text encoders of a pipeline.
+
+They are loaded, used once, and let go: the training that follows holds none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import InputError
+from autofit.models.diffusion.latents import RandomLatents
+from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
+
+if TYPE_CHECKING:
+    import torch
+
+# Pipelines whose encoders are asked here, by the class of the denoiser.
+ENCODED = ("UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DModel")
+
+_AT_ONCE = 4  # pictures or captions
+_SEED = 0  # of what is drawn from the VAE's distribution
+_OF_CLIP = 77  # tokens of SD3's prompts; the others are T5's
+
+
+def check_encoded(model: DiffusersModel) -> None:
+    """Raise an InputError for a pipeline whose encoders are not asked here."""
+    if model.kind not in ENCODED:
+        message = f"pictures are not encoded for {model.kind}."
+        raise InputError(message, "Give --data a .safetensors file of latents and embeddings.")
+
+
+def encode(
+    model: DiffusersModel,
+    weights: str | Path,
+    pictures: Sequence[tuple[Path, str]],
+    sizes: RandomLatents,
+) -> dict[str, torch.Tensor]:
+    """The latents and the conditions of pictures with captions, in fp32 on the host.
+
+    Each picture fills the width and height of `sizes`: it is scaled, and what is too much on two
+    sides is cut off. Runs on CUDA in 16 bits where there is a card.
+
+    Raises:
+        InputError: the weights are no whole pipeline, or a picture cannot be read.
+    """
+    import torch
+
+    check_encoded(model)
+    diffusion_pipeline = diffusers_class("DiffusionPipeline")
+    on_card = torch.cuda.is_available()
+    device = torch.device("cuda" if on_card else "cpu")
+    try:
+        pipeline = diffusion_pipeline.from_pretrained(
+            weights,
+            dtype=torch.bfloat16 if on_card else torch.float32,
+            **{model.folder: None},
+        ).to(device)
+    except (OSError, ValueError) as error:
+        message = f"the VAE and the text encoders in {weights} cannot be loaded: {error}"
+        raise InputError(
+            message, "Give a directory that save_pretrained of a pipeline wrote."
+        ) from (error)
+
+    tokens = sizes.conditions["encoder_hidden_states"][0]
+    parts: list[dict[str, torch.Tensor]] = []
+    with torch.no_grad():
+        for some in _in_parts(pictures):
+            captions = [caption for _, caption in some]
+            part = _prompts(model.kind, pipeline, captions, tokens, device)
+            part["latents"] = _latents(pipeline.vae, [file for file, _ in some], sizes, len(parts))
+            parts.append({name: tensor.float().cpu() for name, tensor in part.items()})
+
+    whole = {}
+    for name in parts[0]:
+        whole[name] = torch.cat([part[name] for part in parts]).contiguous()
+    return whole
+
+
+def _in_parts(
+    pictures: Sequence[tuple[Path, str]],
+) -> Iterator[Sequence[tuple[Path, str]]]:
+    """Few of them at a time."""
+    for first in range(0, len(pictures), _AT_ONCE):
+        yield pictures[first : first + _AT_ONCE]
+
+
+def _prompts(
+    kind: str, pipeline: Any, captions: list[str], tokens: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """What the text encoders say of captions."""
+    alone = {"device": device, "num_images_per_prompt": 1}
+    if kind == "FluxTransformer2DModel":
+        embeddings, pooled, _ = pipeline.encode_prompt(
+            prompt=captions, prompt_2=None, max_sequence_length=tokens, **alone
+        )
+        return {"encoder_hidden_states": embeddings, "pooled_projections": pooled}
+
+    alone["do_classifier_free_guidance"] = False
+    if kind == "SD3Transformer2DModel":
+        embeddings, _, pooled, _ = pipeline.encode_prompt(
+            prompt=captions,
+            prompt_2=None,
+            prompt_3=None,
+            max_sequence_length=tokens - _OF_CLIP,
+            **alone,
+        )
+        return {"encoder_hidden_states": embeddings, "pooled_projections": pooled}
+
+    found = pipeline.encode_prompt(prompt=captions, **alone)
+    named = {"encoder_hidden_states": found[0]}
+    if len(found) > 2:  # of SDXL
+        named["pooled_projections"] = found[2]
+    return named
+
+
+def _latents(vae: Any, files: list[Path], sizes: RandomLatents, number: int) -> torch.Tensor:
+    """The latents of pictures, scaled as the denoiser takes them."""
+    import torch
+
+    pixels = torch.stack([_pixels(file, sizes.width, sizes.height) for file in files])
+    generator = torch.Generator(device="cpu").manual_seed(_SEED + number)
+    found = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
+    drawn = torch.randn(found.mean.shape, generator=generator, device="cpu")
+    latents = found.mean + found.std * drawn.to(found.mean)
+    scaled: torch.Tensor = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+    return scaled
+
+
+def _pixels(file: Path, width: int, height: int) -> torch.Tensor:
+    """A picture as numbers from -1 to 1, [3, height, width]."""
+    import numpy as np
+    import torch
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            upright = ImageOps.exif_transpose(opened).convert("RGB")
+            fitted = ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        message = f"the picture {file} cannot be read: {error}."
+        raise InputError(message, "Correct it, or take it out.") from error
+    values = torch.from_numpy(np.asarray(fitted, dtype=np.float32))
+    return values.permute(2, 0, 1) / 127.5 - 1
