@@ -5,6 +5,7 @@ which the parser alone judges: none of our checks of what autofit exports.
 """
 
 import contextlib
+import io
 import json
 import runpy
 import sys
@@ -17,9 +18,13 @@ if files[0] == "--users":
     files = files[1:]
 for path in files:
     error = None
-    with contextlib.redirect_stdout(sys.stderr):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(said):
         try:
             parse(path, **options)
-        except (Exception, SystemExit) as refused:
+        except SystemExit:  # of argparse, which writes why
+            error = f"SystemExit: {said.getvalue().strip().splitlines()[-1:]}"
+        except Exception as refused:
             error = f"{type(refused).__name__}: {refused}"
+    sys.stderr.write(said.getvalue())
     sys.stdout.write(json.dumps({"file": path, "error": error}) + "\n")
