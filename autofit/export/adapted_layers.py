@@ -1,4 +1,5 @@
-"""Which layers of a model a file of another tool puts adapters beside, as `lora_targets` names them."""
+"""Which layers of a model a file of another tool puts adapters beside, as `lora_targets` names
+them."""
 
 import re
 from collections.abc import Callable, Collection, Sequence

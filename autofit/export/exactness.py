@@ -1,5 +1,5 @@
-"""Which configs a tool runs exactly as they are measured: rules, which a search takes beside those of
-its techniques.
+"""Which configs a tool runs exactly as they are measured: rules, which a search takes beside those
+of its techniques.
 
 A rule is about one part of a tool's file, so that it reads few knobs, and a search need not try all
 combinations of them.

@@ -1,4 +1,5 @@
-"""What a knob adds to train.py (Fragments), and what it may look at to do so (Case). The knobs are in `knobs`."""
+"""What a knob adds to train.py (Fragments), and what it may look at to do so (Case). The knobs are
+in `knobs`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -44,7 +45,8 @@ class Case:
 
     @property
     def shards(self) -> bool:
-        """Whether weights are divided over several devices, which each block reaches as it is divided."""
+        """Whether weights are divided over several devices, which each block reaches as it is
+        divided."""
         return self.config.data_parallel == "fsdp"
 
     @property
@@ -55,19 +57,17 @@ class Case:
     @property
     def has_experts(self) -> bool:
         """Whether the model is a mixture of experts."""
-        counts = (
-            value
-            for name, value in self.model_config.items()
-            if "experts" in name and type(value) is int
-        )
-        return any(count > 1 for count in counts)
+        numbers = [value for name, value in self.model_config.items() if "experts" in name]
+        return any(type(number) is int and number > 1 for number in numbers)
 
     @property
     def frozen_dtype(self) -> str:
         """The format of models that are asked and not trained."""
         if self.config.precision.startswith(("bf16", "fp8")):
             return "torch.bfloat16"
-        return "torch.float16" if self.config.precision.startswith("fp16") else "torch.float32"
+        if self.config.precision.startswith("fp16"):
+            return "torch.float16"
+        return "torch.float32"
 
     @property
     def has_new_head(self) -> bool:
@@ -80,14 +80,18 @@ class Parts:
     """What several knobs make together."""
 
     def joined(self, other: Self) -> Self:
-        """Both together: lines and keywords one after the other, single values from whichever has them."""
+        """Both together: lines and keywords one after the other, single values from whichever has
+        them."""
         merged: dict[str, Any] = {}
-        for name in (each.name for each in fields(self)):
-            first, second = getattr(self, name), getattr(other, name)
-            if isinstance(first, Mapping):
-                merged[name] = {**first, **second}
+        for part in fields(self):
+            mine = getattr(self, part.name)
+            its = getattr(other, part.name)
+            if isinstance(mine, Mapping):
+                merged[part.name] = {**mine, **its}
+            elif isinstance(mine, tuple):
+                merged[part.name] = mine + its
             else:
-                merged[name] = first + second if isinstance(first, tuple) else first or second
+                merged[part.name] = mine or its
 
         return type(self)(**merged)
 

@@ -1,5 +1,6 @@
-"""From a result to another tool's files. The names of layers that get adapters come from the model's structure, built
-again without weights; the name of the weights, from the preset or directory that was searched."""
+"""From a result to another tool's files. The names of layers that get adapters come from the
+model's structure, built again without weights; the name of the weights, from the preset or
+directory that was searched."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -57,13 +58,15 @@ def export(
     Args:
         result: a search's result, or the path of a result.yaml.
         to: a tool, such as "axolotl".
-        output: the file to write; other files of the tool are written beside it. Without it, nothing is written.
+        output: the file to write; other files of the tool are written beside it. Without it,
+            nothing is written.
         strict: refuse a config that the tool cannot run as it was measured.
-        tool_version: of the tool; default: the one that the config was measured with, else the newest known.
+        tool_version: of the tool; default: the one that the config was measured with, else the
+            newest known.
 
     Raises:
-        InputError: no such tool, one that cannot train this, a value that a knob never takes, or, when strict, a tool
-            that deviates from what was measured.
+        InputError: no such tool, one that cannot train this, a value that a knob never takes, or,
+            when strict, a tool that deviates from what was measured.
         NothingFitsError: a result without a config.
     """
     tool = tool_named(to)
@@ -73,10 +76,17 @@ def export(
     # others only the user's own code can build
     if result.source.get("kind") in ("preset", "directory", "hub"):
         model = workload_from_source(result.source, result.workload).model
-    path = None if output is None else expanded(output, "output")
-    export = write(tool, _source(result, model), tool_version, path.name if path else "")
+
+    path = None
+    file = ""
+    if output is not None:
+        path = expanded(output, "output")
+        file = path.name
+
+    export = write(tool, _source(result, model), tool_version, file)
     if strict and export.departures:
-        message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
+        departures = " ".join(map(str, export.departures))
+        message = f"{tool.title} cannot run all of this config as measured: {departures}"
         raise InputError(message, "Leave out --strict to accept it.")
 
     if path is not None:
@@ -93,8 +103,11 @@ def export_all(
     notify: Callable[[str], None],
     layers: LayerNames | None = None,
 ) -> None:
-    """Write the config of a result for every tool that can train it; `notify` hears of those that refuse it. `layers`:
-    as of `layer_names`, where they are known already."""
+    """Write the config of a result for every tool that can train it; `notify` hears of those that
+    refuse it.
+
+    `layers`: as of `layer_names`, where they are known already.
+    """
     source = _source(result, model, layers)
     for tool in all_tools():
         if tool.why_not(source):
@@ -112,17 +125,50 @@ def export_all(
 
 
 def _save(export: Export, output: Path) -> None:
-    """Write the first file under the given name, and the others, which may refer to it, beside it."""
-    _, *others = export.files
-    paths = [output, *(output.with_name(Path(name).name) for name in others)]
-    for path, text in zip(paths, export.files.values(), strict=True):
+    """Write the first file under the given name, and the others, which may refer to it, beside
+    it."""
+    first, *_ = export.files
+    for name, text in export.files.items():
+        path = output
+        if name != first:
+            path = output.with_name(Path(name).name)
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be written: {error.strerror}.", "Choose another --output."
-            ) from error
+            message = f"{path} cannot be written: {error.strerror}."
+            raise InputError(message, "Choose another --output.") from error
+
+
+def _saved(result: Result | SavedResult) -> SavedResult:
+    """A result as a result.yaml has it.
+
+    Raises:
+        NothingFitsError: the result has no config.
+    """
+    if isinstance(result, SavedResult):
+        return result
+    if result.config is None:
+        raise nothing_fits(result)
+
+    measured = {}
+    predicted = {}
+    if result.best:
+        measured = result.best.to_measured()
+    if result.predicted_best:
+        predicted = result.predicted_best.to_predicted()
+
+    return SavedResult(
+        model=result.model,
+        workload=result.workload,
+        source=result.source,
+        hardware=_facts(result.hardware, result.budget),
+        config=result.config,
+        measured=measured,
+        versions=result.versions,
+        predicted=predicted,
+    )
 
 
 def _source(
@@ -130,49 +176,51 @@ def _source(
     model: Factory | None,
     layers: LayerNames | None = None,
 ) -> ExportSource:
-    off = {each.name: each.off for each in all_techniques()}
-    if isinstance(result, Result):
-        if result.config is None:
-            raise nothing_fits(result)
-        config, measured = result.config, result.best.to_measured() if result.best else {}
-        predicted = result.predicted_best.to_predicted() if result.predicted_best else {}
-        hardware = {
-            **result.hardware.to_dict(),
-            "budget_gib": round(result.budget.device_bytes / GIB, 3),
-        }
-    else:
-        config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
-        predicted = dict(result.predicted)
+    """What exporters are given of a result.
 
-    config = Config({**off, **config})
+    Args:
+        model: makes the model; None: only the user's own code can.
+        layers: as of `layer_names`, where they are known already.
+
+    Raises:
+        NothingFitsError: the result has no config.
+        InputError: a knob never takes the value that it has.
+    """
+    saved = _saved(result)
+    off = {technique.name: technique.off for technique in all_techniques()}
+    config = Config({**off, **saved.config})
     # A user's own technique may not be registered here; the tool then deviates on it.
     check({knob: value for knob, value in config.items() if knob in off}, ANY)
-    task = str(result.workload.get("task") or CUSTOM.name)
+
+    workload = saved.workload
+    task = str(workload.get("task") or CUSTOM.name)
     if layers is None:
-        layers = layer_names(model, config, task) if model else {}
+        layers = {}
+        if model is not None:
+            layers = layer_names(model, config, task)
 
     return ExportSource(
-        model=result.model,
+        model=saved.model,
         config=config,
-        hardware=hardware,
+        hardware=saved.hardware,
         task=task,
-        sequence_length=result.workload.get("sequence_length"),
-        effective_batch_size=result.workload.get("effective_batch_size"),
-        packing=result.workload.get("packing"),
-        data=result.workload.get("data"),
-        form=result.workload.get("form"),
-        apart=bool(result.workload.get("document_tokens")),
-        measured=measured or None,
-        predicted=predicted or None,
-        versions=result.versions,
-        weights=_weights(result.source),
-        teacher=_weights(result.source.get(TEACHER) or {}),
-        loss_options=result.source.get("loss_options") or {},
+        sequence_length=workload.get("sequence_length"),
+        effective_batch_size=workload.get("effective_batch_size"),
+        packing=workload.get("packing"),
+        data=workload.get("data"),
+        form=workload.get("form"),
+        apart=bool(workload.get("document_tokens")),
+        measured=saved.measured or None,
+        predicted=saved.predicted or None,
+        versions=saved.versions,
+        weights=_weights(saved.source),
+        teacher=_weights(saved.source.get(TEACHER) or {}),
+        loss_options=saved.source.get("loss_options") or {},
         off=off,
-        rounds=ROUNDS in result.source,
-        unsaid=unsaid(result.source),
-        parts=check_parts(result.source.get(PARTS, ())),
-        own_loss=result.workload.get("own_loss"),
+        rounds=ROUNDS in saved.source,
+        unsaid=unsaid(saved.source),
+        parts=check_parts(saved.source.get(PARTS, ())),
+        own_loss=workload.get("own_loss"),
         **layers,
     )
 
@@ -184,14 +232,14 @@ def planned_source(
     budget: Budget,
     generation: Mapping[str, Any],
 ) -> ExportSource:
-    """What is exported of a config that was planned: only predicted, with keys of how samples are generated."""
-    off = {each.name: each.off for each in all_techniques()}
+    """What is exported of a config that was planned: only predicted, with keys of how samples are
+    generated."""
+    off = {technique.name: technique.off for technique in all_techniques()}
     config = Config({**off, **estimate.config})
-
     return ExportSource(
         model=workload.name,
         config=config,
-        hardware={**hardware.to_dict(), "budget_gib": round(budget.device_bytes / GIB, 3)},
+        hardware=_facts(hardware, budget),
         task=workload.task,
         sequence_length=workload.sequence_length,
         effective_batch_size=workload.effective_batch_size,
@@ -203,59 +251,70 @@ def planned_source(
     )
 
 
+def _facts(hardware: Hardware, budget: Budget) -> dict[str, Any]:
+    """The hardware with its budget, as a result.yaml has them."""
+    budget_gib = round(budget.device_bytes / GIB, 3)
+    return {**hardware.to_dict(), "budget_gib": budget_gib}
+
+
 def _weights(source: Mapping[str, Any]) -> str:
     """The hub id or the directory of the weights, as far as the source names it."""
     kind = source.get("kind")
     if kind == "preset" and source.get("model") in preset_names():
         return load_preset(str(source["model"])).hub or WEIGHTS
 
-    return str(
-        source.get(
-            {
-                "hub": "model",
-                "directory": "path",
-            }.get(str(kind), "")
-        )
-        or WEIGHTS
-    )
+    name = None
+    if kind == "hub":
+        name = source.get("model")
+    elif kind == "directory":
+        name = source.get("path")
+    return str(name or WEIGHTS)
 
 
 def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
-    """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
+    """What an ExportSource says of layers where adapters are trained.
+
+    Importing a model's code takes seconds.
+    """
     if not config.lora_rank or task not in TASKS or not TASKS[task].auto_classes:
         return {}
-    model = meta_model_from(factory)
-    modules, heads = dict(model.named_modules()), output_heads(model)
-    targets, experts = adapter_targets(model, str(config.lora_targets or "all-linear"))
-    parameters = {weight.full_name for weight in expert_weights(model)}
-    trained_whole = (
-        [name for name, module in modules.items() if module in heads]
-        if TASKS[task].has_new_head
-        else []
-    )
 
+    model = meta_model_from(factory)
+    modules = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    heads = output_heads(model)
+    targets, experts = adapter_targets(model, str(config.lora_targets or "all-linear"))
+
+    outputs = [name for name in targets if modules[name] in heads]
+    trained_whole: list[str] = []
+    if TASKS[task].has_new_head:
+        trained_whole = [name for name, module in modules.items() if module in heads]
+
+    held_by_experts = {weight.full_name for weight in expert_weights(model)}
     return {
         "targets": short_names(targets, modules),
-        "outputs": short_names([name for name in targets if modules[name] in heads], modules),
+        "outputs": short_names(outputs, modules),
         "heads": tuple(trained_whole),
-        "experts": short_names(parameters, dict(model.named_parameters())) if parameters else (),
-        "adapted_experts": short_names(experts, dict(model.named_parameters())),
+        "experts": short_names(held_by_experts, parameters),
+        "adapted_experts": short_names(experts, parameters),
     }
 
 
 def short_names(wanted: Collection[str], names: Collection[str]) -> tuple[str, ...]:
-    """The fewest endings that match all wanted names and no other, as peft matches them. An ending is as short as
-    possible: `q_proj`, but `output.dense` if another `dense` is not wanted."""
+    """The fewest endings that match all wanted names and no other, as peft matches them.
+
+    An ending is as short as possible: `q_proj`, but `output.dense` if another `dense` is not
+    wanted.
+    """
     others = [f".{name}" for name in names if name not in wanted]
     endings: dict[str, None] = {}
     for name in wanted:
-        parts = name.split(".")
-        candidates = (".".join(parts[start:]) for start in reversed(range(len(parts))))
-        unique = (
-            ending
-            for ending in candidates
-            if not any(other.endswith(f".{ending}") for other in others)
-        )
-        endings[next(unique, name)] = None
+        ending = ""
+        for part in reversed(name.split(".")):
+            ending = f".{part}{ending}"
+            if not any(other.endswith(ending) for other in others):
+                break
+
+        endings[ending.removeprefix(".")] = None
 
     return tuple(endings)

@@ -35,19 +35,24 @@ def script_header(
         changes: what changing one knob did, a line each.
         run: the command that starts it.
     """
-    used = [f"{name} {versions[name]}" if name in versions else name for name in packages]
+    used = []
+    for name in packages:
+        if name in versions:
+            name += f" {versions[name]}"
+        used.append(name)
+
     needs = listed(used)
     if "autofit" in versions:
         needs += f" (autofit {versions['autofit']})"
-    blocks = ["\n".join(_wrapped(f"{figures} It needs {needs}."))]
+    text = _wrapped(f"{figures} It needs {needs}.")
 
     if changes:
-        lines = [f"    {one_line(change)}" for change in changes]
-        blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
+        text += ["", "Measured against it, with one knob changed:"]
+        text += [f"    {one_line(change)}" for change in changes]
 
     command = f"{run} train.py --data FILE --weights DIRECTORY --output DIRECTORY"
-    blocks.append(textwrap.indent(command, "    "))
-    return "\n\n".join(blocks)
+    text += ["", textwrap.indent(command, "    ")]
+    return "\n".join(text)
 
 
 def export_header(
@@ -61,26 +66,22 @@ def export_header(
     title = f"Training {source.model} with the keys of {tool}"
     if "autofit" in source.versions:
         title += f", by autofit {source.versions['autofit']}"
-    lines = [
-        *_wrapped(f"{title}."),
-        *_wrapped(" ".join(_sentences(source))),
-        "",
-    ]
+    lines = _wrapped(f"{title}.")
+    lines += _wrapped(" ".join(_sentences(source)))
+    lines.append("")
 
     if deviations:
-        lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
+        name, _, _ = tool.partition(" ")
+        lines.append(f"What was {source.origin} and {name} does otherwise:")
         for deviation in deviations:
             lines += _wrapped(f"- {deviation.message}", indent="  ")
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
 
     yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
-    return (
-        *lines,
-        "",
-        yours,
-        *(f"  {line}" for line in lines_of(run)),
-    )
+    lines += ["", yours]
+    lines += [f"  {line}" for line in lines_of(run)]
+    return tuple(lines)
 
 
 def measured_sentence(
@@ -137,16 +138,21 @@ def _figures(known: Mapping[str, Any]) -> str:
     elif step:
         figures.append(f"{step:.3g} s per optimizer step")
 
-    if peak := known.get("peak_gib"):
-        highest = peak.get("device") or peak.get("reserved") or peak["allocated"]
+    measured = known.get("peak_gib")
+    predicted = known.get("device_bytes")
+    if measured:
+        highest = measured.get("device") or measured.get("reserved") or measured["allocated"]
         figures.append(f"peak memory {highest:g} GiB")
-    elif peak := known.get("device_bytes"):
-        figures.append(f"peak memory {peak['low'] / GIB:.3g} to {peak['high'] / GIB:.3g} GiB")
+    elif predicted:
+        low = predicted["low"] / GIB
+        high = predicted["high"] / GIB
+        figures.append(f"peak memory {low:.3g} to {high:.3g} GiB")
 
     return ", ".join(figures) or "no figures"
 
 
 def _sentences(source: ExportSource) -> Iterator[str]:
+    """What was measured, the work, the data and the loss, and the versions."""
     yield measured_sentence(
         source.hardware,
         source.measured,
@@ -169,18 +175,16 @@ def _sentences(source: ExportSource) -> Iterator[str]:
 
     if work:
         yield f"The work: {source.task}, {', '.join(work)}."
-
     if source.data and source.form in LEARNT:
         yield f"The data: {source.data}, of which {LEARNT[source.form]}."
     if task_named(source.task).continues_text:
         loss = source.config.loss
         yield f"The loss: {_LOSSES.get(loss, loss)}."
 
-    used = [
-        f"{name} {version}"
-        for name, version in source.versions.items()
-        if name not in ("autofit", "optuna")
-    ]
+    used = []
+    for name, version in source.versions.items():
+        if name not in ("autofit", "optuna"):
+            used.append(f"{name} {version}")
     if used:
         yield f"{source.origin.capitalize()} with {', '.join(used)}."
 

@@ -20,7 +20,8 @@ _ROWS = ".jsonl with texts, with prompts and completions, or with messages"
 
 
 def packed_samples(script: Script, *, apart: bool) -> Script:
-    """A task's share of train.py with packed samples, which do not see one another where they are `apart`."""
+    """A task's share of train.py with packed samples, which do not see one another where they are
+    `apart`."""
     return replace(
         script,
         templates=("encode", "read_chat", "read_samples", "packed_samples"),

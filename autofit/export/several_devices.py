@@ -1,5 +1,6 @@
-"""The knobs of several devices, in words that tools share: those of FSDP in transformers and axolotl, the file that
-accelerate launches processes by, and sentences for tools that cannot divide a model as it was measured."""
+"""The knobs of several devices, in words that tools share: those of FSDP in transformers and
+axolotl, the file that accelerate launches processes by, and sentences for tools that cannot divide
+a model as it was measured."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,8 +28,10 @@ def rows(
     tensor: Share | None = None,
     context: Share | None = None,
 ) -> dict[str, Share]:
-    """The rows of a tool; what has none of its own is said by another, or is no split. The number of shards is what is
-    left."""
+    """The rows of a tool; what has none of its own is said by another, or is no split.
+
+    The number of shards is what is left.
+    """
     return {
         "data_parallel": data_parallel,
         "data_parallel_replicate": replicate or _covered,
@@ -41,16 +44,20 @@ def rows(
 
 
 def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
-    """`tensor_parallel` or `context_parallel` of a tool that does not split layers or samples, or why it does not."""
+    """`tensor_parallel` or `context_parallel` of a tool that does not split layers or samples, or
+    why it does not."""
     degree = request.config.get(knob)
     if degree in (None, 1):
         return ToolKeys(as_measured=True)
-    what = (
-        why or f"{request.title} splits no {'layers' if knob == 'tensor_parallel' else 'samples'}"
-    )
-    left = f"{what}, and trains on {degree} times fewer devices, each of which holds more than measured"
 
-    return request.keys(knob, {}, left, may_not_fit=True)
+    if not why:
+        what = "samples"
+        if knob == "tensor_parallel":
+            what = "layers"
+        why = f"{request.title} splits no {what}"
+
+    fewer = f"trains on {degree} times fewer devices, each of which holds more than measured"
+    return request.keys(knob, {}, f"{why}, and {fewer}", may_not_fit=True)
 
 
 def split(
@@ -85,45 +92,50 @@ def by_accelerate(
     autocast: bool = False,
 ) -> ToolKeys:
     """`data_parallel` of a tool on accelerate, which divides weights on cards alone."""
-    title, why, on_cpu = title or request.title, None, request.source.device == "cpu"
-    if is_fsdp(request) and on_cpu:
-        why = ON_CPU.format(title)
-    elif is_fsdp(request) and (autocast or request.config.precision.endswith("-mixed")):
-        why = REDUCED.format(title)
+    why = None
+    on_cpu = request.source.device == "cpu"
+    if is_fsdp(request):
+        is_reduced = autocast or request.config.precision.endswith("-mixed")
+        if on_cpu:
+            why = ON_CPU
+        elif is_reduced:
+            why = REDUCED
 
+    if why:
+        why = why.format(title or request.title)
     return request.keys("data_parallel", keys, why, may_not_fit=on_cpu)
 
 
 def reshard(request: Request, path: str) -> ToolKeys:
     """`reshard_after_forward` of a tool that takes true and false."""
     value = request.config.reshard_after_forward
-    some = type(value) is int
-    keys = {} if value is None else {path: bool(value)}
+    if value is None:
+        return ToolKeys()
 
-    return request.keys(
-        "reshard_after_forward",
-        keys,
-        _GROUPS.format(request.title) if some else None,
-    )
+    instead = None
+    if type(value) is int:
+        instead = _GROUPS.format(request.title)
+    return request.keys("reshard_after_forward", {path: bool(value)}, instead)
 
 
 def offload(request: Request, path: str) -> ToolKeys:
     """`fsdp_offload` of a tool that takes true and false."""
     value = request.config.fsdp_offload
-    return ToolKeys({} if value is None else {path: value == "cpu"})
+    if value is None:
+        return ToolKeys()
+    return ToolKeys({path: value == "cpu"})
 
 
 def sentence(instead: Callable[[Request], str], *, may_not_fit: bool = False) -> dict[str, Share]:
     """The rows of a tool that can do nothing of it, which is said once for all of them."""
 
     def share(request: Request) -> ToolKeys:
-        several = request.source.layout.world > 1 or request.config.data_parallel in ("ddp", "fsdp")
-        what = instead(request) if several else None
-        return ToolKeys(
-            {},
-            request.keys("data_parallel", {}, what, may_not_fit=may_not_fit).deviations,
-            not several,
-        )
+        is_divided = request.config.data_parallel in ("ddp", "fsdp")
+        if not is_divided and request.source.layout.world == 1:
+            return ToolKeys(as_measured=True)
+
+        what = instead(request)
+        return request.keys("data_parallel", {}, what, may_not_fit=may_not_fit)
 
     return rows(share, tensor=_covered, context=_covered)
 
@@ -132,13 +144,13 @@ def on_one_device(title: str) -> dict[str, Share]:
     """The rows of a tool that trains on one device."""
 
     def instead(request: Request) -> str:
+        what = f"{title} trains on one device here, which has to hold all weights"
         count = request.layout.dp_degree
-        batch = (
-            f", and takes {count} times the gradient_accumulation_steps for the same batch"
-            if count > 1
-            else ""
-        )
-        return f"{title} trains on one device here, which has to hold all weights{batch}"
+        if count == 1:
+            return what
+
+        steps = f"{count} times the gradient_accumulation_steps"
+        return f"{what}, and takes {steps} for the same batch"
 
     return sentence(instead, may_not_fit=True)
 
@@ -149,73 +161,82 @@ def accelerate(
     tensor: str = "",
     context: str = "",
 ) -> dict[str, Share]:
-    """The rows of a file for `accelerate launch`, below a prefix; `off` are the keys of one device, `tensor` and
-    `context` what a tool deviates by that splits layers or samples."""
+    """The rows of a file for `accelerate launch`, below a prefix.
+
+    Args:
+        off: the keys of one device.
+        tensor, context: what a tool deviates by that splits layers or samples.
+    """
+    fsdp = "fsdp_config.fsdp_"
 
     def sections(request: Request) -> ToolKeys:
         kind = request.config.data_parallel
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
-        # which alone may be beside a split
-        kind = "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"
+
+        # FSDP is also what alone may be beside a split
+        is_divided = kind != "ddp" and request.source.device != "cpu"
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
-            "distributed_type": "FSDP"
-            if kind == "fsdp"
-            else "MULTI_GPU",  # MULTI_CPU would start one
+            "distributed_type": "MULTI_GPU",  # MULTI_CPU would start one
             "num_machines": request.nodes,
             "num_processes": request.layout.world,
             "machine_rank": 0,
         }
-        if kind == "fsdp":
-            words = {
-                "version": 2,
-                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "state_dict_type": "FULL_STATE_DICT",
+        if is_divided:
+            keys["distributed_type"] = "FSDP"
+            keys |= {
+                f"{fsdp}version": 2,
+                f"{fsdp}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                f"{fsdp}state_dict_type": "FULL_STATE_DICT",
+                f"{fsdp}cpu_ram_efficient_loading": request.config.quantization == "none",
             }
-            words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
-            keys |= {f"fsdp_config.fsdp_{name}": value for name, value in words.items()}
 
-        keys = {f"{prefix}{name}": value for name, value in keys.items()}
-
-        return by_accelerate(request, keys, "accelerate")
+        return by_accelerate(request, below(keys), "accelerate")
 
     def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
-        words = {} if request.config.data_parallel == "ddp" else parallelism(request)
-        words = {
-            f"{prefix}parallelism_config.parallelism_config_{name}": each
-            for name, each in words.items()
-        }
+        found: dict[str, int] = {}
+        if request.config.data_parallel != "ddp":
+            for name, size in parallelism(request).items():
+                found[f"parallelism_config.parallelism_config_{name}"] = size
+
         if not knob:
-            return ToolKeys(words)
+            return ToolKeys(below(found))
+        if not instead or request.config.get(knob) in (None, 1):
+            return unsplit(request, knob)
+        return request.keys(knob, below(found), instead)
 
-        return (
-            request.keys(knob, words, instead)
-            if instead and request.config.get(knob) not in (None, 1)
-            else unsplit(request, knob)
-        )
+    def below(keys: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{prefix}{name}": value for name, value in keys.items()}
 
-    fsdp = f"{prefix}fsdp_config.fsdp_"
     return rows(
-        *(sections, sizes, partial(reshard, path=f"{fsdp}reshard_after_forward")),
-        partial(offload, path=f"{fsdp}offload_params"),
+        sections,
+        sizes,
+        partial(reshard, path=f"{prefix}{fsdp}reshard_after_forward"),
+        partial(offload, path=f"{prefix}{fsdp}offload_params"),
         tensor=partial(sizes, knob="tensor_parallel", instead=tensor),
         context=partial(sizes, knob="context_parallel", instead=context),
     )
 
 
 def parallelism(request: Request) -> dict[str, int]:
-    """The sizes of accelerate's ParallelismConfig; none where all devices are shards, or accelerate divides nothing."""
+    """The sizes of accelerate's ParallelismConfig; none where all devices are shards, or accelerate
+    divides nothing."""
     layout = request.layout
     if layout.world in (1, layout.shard) or request.source.device == "cpu":
         return {}
-    sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard}
 
-    return {**sizes, "tp_size": layout.tensor, "cp_size": layout.context}
+    return {
+        "dp_replicate_size": layout.replicate,
+        "dp_shard_size": layout.shard,
+        "tp_size": layout.tensor,
+        "cp_size": layout.context,
+    }
 
 
 def launched(name: str) -> Files:
-    """`files` of a tool with one YAML file, and beside it the one that accelerate starts several processes by."""
+    """`files` of a tool with one YAML file, and beside it the one that accelerate starts several
+    processes by."""
 
     def files(
         source: ExportSource,

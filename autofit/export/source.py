@@ -1,11 +1,12 @@
-"""What goes into an export (ExportSource), and what a tool runs differently from what was measured (Deviation)."""
+"""What goes into an export (ExportSource), and what a tool runs differently from what was measured
+(Deviation)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.config import Config, Value
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, is_whole
 from autofit.core.layout import Layout
 
 WEIGHTS = "path/to/weights"  # for a model whose weights have no known name or directory
@@ -27,33 +28,37 @@ class Deviation:
     may_not_fit: bool = False  # the tool may need more memory than was measured
 
     def __str__(self) -> str:
-        return f"{self.knob} {'null' if self.value is None else str(self.value).lower()}: {self.instead}."
+        value = "null"
+        if self.value is not None:
+            value = str(self.value).lower()
+        return f"{self.knob} {value}: {self.instead}."
 
     @property
     def message(self) -> str:
         """The sentence, and whether the config may no longer fit."""
-        return f"{self} It may no longer fit." if self.may_not_fit else str(self)
+        if not self.may_not_fit:
+            return str(self)
+        return f"{self} It may no longer fit."
 
 
 def cached_casts(title: str, config: Config) -> tuple[Deviation, ...]:
-    """How a tool deviates whose autocast caches the copies that it makes of weights: by those that checkpointed blocks
-    would make anew, which the precision knob does not keep."""
-    mixed = config.precision.endswith("-mixed") and config.data_parallel != "fsdp"
-    whole, again = not config.lora_rank, config.activation_checkpointing != "none"
-    copies = (
-        f"{title} keeps a copy of every weight in {config.precision[:4]} until a forward is over"
-    )
+    """Deviation of a tool whose autocast caches low-precision copies of weights.
 
-    return (
-        (Deviation("precision", config.precision, copies, True),)
-        if mixed and whole and again
-        else ()
-    )
+    Checkpointed blocks would make these anew, and the precision knob does not keep them.
+    """
+    is_mixed = config.precision.endswith("-mixed") and config.data_parallel != "fsdp"
+    if not is_mixed or config.lora_rank or config.activation_checkpointing == "none":
+        return ()
+
+    dtype = config.precision.removesuffix("-mixed")
+    copies = f"{title} keeps a copy of every weight in {dtype} until a forward is over"
+    return (Deviation("precision", config.precision, copies, may_not_fit=True),)
 
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A result's config, and what other tools must know of its model; nearly all of it stands in a result.yaml."""
+    """A result's config, and what other tools must know of its model; nearly all of it stands in a
+    result.yaml."""
 
     model: str
     config: Config
@@ -100,7 +105,9 @@ class ExportSource:
     @property
     def origin(self) -> str:
         """Where the figures come from."""
-        return "predicted" if self.predicted else "measured"
+        if self.predicted:
+            return "predicted"
+        return "measured"
 
     @property
     def adapts_head(self) -> bool:
@@ -109,7 +116,9 @@ class ExportSource:
 
     def layers(self, default: Any) -> Any:
         """The targets as a list; `default` where they are not known."""
-        return list(self.targets) if self.targets or self.adapted_experts else default
+        if not self.targets and not self.adapted_experts:
+            return default
+        return list(self.targets)
 
     @property
     def inner_targets(self) -> list[str]:
@@ -120,32 +129,40 @@ class ExportSource:
 def nodes_of(hardware: Mapping[str, Any], layout: Layout) -> int:
     """The number of machines that a layout's devices are in; 1 where the facts do not say."""
     nodes = hardware.get("nodes")
-    return nodes if isinstance(nodes, int) and nodes > 0 and not layout.world % nodes else 1
+    if not is_whole(nodes, 1) or layout.world % nodes:
+        return 1
+    return nodes
 
 
 def torchrun(layout: Layout, nodes: int) -> str:
-    """What starts a process for each device; on several machines two lines, to be run on each of them."""
+    """What starts a process for each device; on several machines two lines, to be run on each of
+    them."""
     command = f"torchrun --nproc-per-node {layout.world // nodes}"
     if nodes == 1:
         return command
 
-    return f'NODES="--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"\n{command} $NODES'
+    meeting = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+    return f'NODES="{meeting}"\n{command} $NODES'
 
 
 def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
-    """The micro-batch and how many of them make a step. Raises InputError where they are missing, or do not make the
-    effective batch."""
-    micro, steps = config.micro_batch_size, config.gradient_accumulation_steps
-    for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
+    """The micro-batch and how many of them make a step.
+
+    Raises:
+        InputError: they are missing, or do not make the effective batch.
+    """
+    sizes = []
+    for name in ("micro_batch_size", "gradient_accumulation_steps"):
+        size = config[name]
         if not isinstance(size, int) or size < 1:
             remedy = (
                 "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
             )
             raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
+        sizes.append(size)
 
-    assert isinstance(micro, int) and isinstance(steps, int)
+    micro, steps = sizes
     check_batch_sizes(micro, steps, effective, Layout.of(config))
-
     return micro, steps
 
 
@@ -165,9 +182,16 @@ def check_batch_sizes(
     effective: int | None,
     layout: Layout,
 ) -> None:
-    """Raise InputError where the micro-batches of a step do not make the effective batch, if that is known."""
-    if effective not in (None, micro * steps * layout.dp_degree):
-        message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps}"
-        message += f" on each of {layout.dp_degree} devices" if layout.dp_degree > 1 else ""
-        message += " is not the effective batch"
-        raise InputError(f"{message} of {effective}.", "Search again, or correct the config.")
+    """Hold the micro-batches of a step against the effective batch, if that is known.
+
+    Raises:
+        InputError: they do not make it.
+    """
+    if effective is None or effective == micro * steps * layout.dp_degree:
+        return
+
+    sizes = f"micro_batch_size {micro} x gradient_accumulation_steps {steps}"
+    if layout.dp_degree > 1:
+        sizes += f" on each of {layout.dp_degree} devices"
+    message = f"{sizes} is not the effective batch of {effective}."
+    raise InputError(message, "Search again, or correct the config.")

@@ -1,9 +1,10 @@
 """Emitted text: templates with `$slots`, plain data as Python source, YAML files below a comment.
 
-A slot alone on its line takes any number of lines, indented like the slot; none removes the line. A slot inside a line
-is replaced in place. Templates hold no conditions and no loops.
+A slot alone on its line takes any number of lines, indented like the slot; none removes the line. A
+slot inside a line is replaced in place. Templates hold no conditions and no loops.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -22,52 +23,67 @@ def template(name: str) -> str:
 
 
 def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
-    """The text with every slot filled; raises KeyError for a slot without a value."""
+    """The text with every slot filled.
+
+    Raises:
+        KeyError: a slot has no value.
+    """
+
+    def filled(slot: re.Match[str]) -> str:
+        return str(slots[slot[1]])
+
     lines: list[str] = []
     for line in lines_of(text):
         alone = _SLOT.fullmatch(line.strip())
-        if alone:
-            indent = line[: len(line) - len(line.lstrip())]
-            value = slots[alone[1]]
-            inserted = lines_of(value) if isinstance(value, str) else value
-            lines.extend(f"{indent}{each}".rstrip() for each in inserted)
-        else:
-            lines.append(_SLOT.sub(lambda slot: str(slots[slot[1]]), line))
+        if alone is None:
+            lines.append(_SLOT.sub(filled, line))
+            continue
+
+        inserted = slots[alone[1]]
+        if isinstance(inserted, str):
+            inserted = lines_of(inserted)
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += [f"{indent}{row}".rstrip() for row in inserted]
 
     return "\n".join(lines) + "\n"
 
 
 def literal(value: Any, indent: int = 0, used: int = 0) -> str:
-    """Plain data as Python source: on one line if it fits beside `used` columns, else packed on several lines."""
+    """Plain data as Python source: on one line if it fits beside `used` columns, else packed on
+    several lines."""
     flat = _flat(value)
-    if (
-        len(flat) + indent + used <= WIDTH - 1
-        or not isinstance(value, dict | list | tuple)
-        or not value
-    ):
+    fits = indent + used + len(flat) < WIDTH
+    if fits or not value or not isinstance(value, dict | list | tuple):
         return flat
 
-    inner = " " * (indent + 4)
+    items = []
+    opening = "["
+    closing = "]"
     if isinstance(value, dict):
-        items = [
-            f"{_flat(key)}: {literal(each, indent + 4, len(_flat(key)) + 2)}"
-            for key, each in value.items()
-        ]
-        opening, closing = "{", "}"
+        opening = "{"
+        closing = "}"
+        for key, item in value.items():
+            name = _flat(key)
+            written = literal(item, indent + 4, len(name) + 2)
+            items.append(f"{name}: {written}")
     else:
-        items = [literal(each, indent + 4) for each in value]
-        opening, closing = "[", "]"
+        items = [literal(item, indent + 4) for item in value]
 
-    body = "\n".join(f"{inner}{line}" for line in packed(items, WIDTH - indent - 4))
-
-    return f"{opening}\n{body}\n{' ' * indent}{closing}"
+    margin = " " * indent
+    lines = [f"{margin}    {line}" for line in packed(items, WIDTH - indent - 4)]
+    return "\n".join([opening, *lines, f"{margin}{closing}"])
 
 
 def packed(items: Sequence[str], width: int) -> list[str]:
-    """Items and their commas, as many on a line as fit; an item of several lines starts a new line."""
+    """Items and their commas, as many on a line as fit.
+
+    An item of several lines starts a new line.
+    """
     lines: list[str] = []
     for item in items:
-        if lines and "\n" not in lines[-1] + item and len(lines[-1]) + len(item) + 2 <= width:
+        last = lines[-1] if lines else "\n"
+        is_flat = "\n" not in last + item
+        if is_flat and len(last) + len(item) + 2 <= width:
             lines[-1] += f" {item},"
         else:
             lines.append(f"{item},")
@@ -81,22 +97,20 @@ def call(function: str, arguments: Sequence[str], *, indent: int) -> list[str]:
     if indent + len(flat) <= WIDTH:
         return [flat]
 
-    return [
-        f"{function}(",
-        *(f"    {line}" for line in packed(arguments, WIDTH - indent - 4)),
-        ")",
-    ]
+    lines = [f"    {line}" for line in packed(arguments, WIDTH - indent - 4)]
+    return [f"{function}(", *lines, ")"]
 
 
 def _flat(value: Any) -> str:
     """One-line source of plain data, text in double quotes."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flat(key)}: {_flat(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_flat(each) for each in value) + "]"
     if isinstance(value, str):
         return python_string(value)
-    if isinstance(value, float) and value - value != 0:  # inf and nan have no literal
+    if isinstance(value, dict):
+        items = [f"{_flat(key)}: {_flat(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flat, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):  # inf and nan have no literal
         return f'float("{value}")'
 
     return repr(value)
@@ -106,8 +120,7 @@ def import_from(module: str, *names: str) -> str:
     """An import statement, or several if the names do not fit on one line."""
     start = f"from {module} import "
     lines = packed(names, WIDTH - len(start) + 1)  # whose last comma falls away
-
-    return "\n".join(f"{start}{line.removesuffix(',')}" for line in lines)
+    return "\n".join(start + line.removesuffix(",") for line in lines)
 
 
 def keyword_arguments(values: Mapping[str, Any]) -> list[str]:
@@ -116,5 +129,8 @@ def keyword_arguments(values: Mapping[str, Any]) -> list[str]:
 
 
 def yaml_file(header: Sequence[str], keys: Mapping[str, Any]) -> str:
-    """A YAML file below its header. Floats are written as 2.0e-05: a YAML 1.1 parser reads 2e-05 as text."""
+    """A YAML file below its header.
+
+    Floats are written as 2.0e-05: a YAML 1.1 parser reads 2e-05 as text.
+    """
     return f"{comment(header)}\n{dump(dict(keys))}"

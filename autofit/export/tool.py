@@ -119,7 +119,9 @@ class Request:
         """
         if not instead:
             return ToolKeys(keys)
-        return ToolKeys(keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),))
+
+        deviation = self.deviation(knob, instead, may_not_fit=may_not_fit)
+        return ToolKeys(keys, (deviation,))
 
 
 Share = Callable[[Request], ToolKeys]
@@ -176,8 +178,11 @@ class Tool:
     @property
     def commands(self) -> tuple[str, ...]:
         """What its command calls the trainings that it knows."""
-        found = [self.stage, *(task.stages.get(self.name, "") for task in TASKS.values())]
-        return tuple(dict.fromkeys(stage for stage in found if stage and "." not in stage))
+        stages = {self.stage: None}
+        for task in TASKS.values():
+            stages[task.stages.get(self.name, "")] = None
+
+        return tuple(stage for stage in stages if stage and "." not in stage)
 
     @property
     def usage(self) -> str:
@@ -186,15 +191,17 @@ class Tool:
 
     def why_not(self, source: ExportSource) -> str | None:
         """Why this config cannot be exported to it, or None."""
+        title = self.title
         if self.tasks and source.task not in self.tasks:
-            return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
+            return f"{title} trains {', '.join(self.tasks)}, and this is {source.task}."
         if source.rounds:
-            return f"{self.title} is not told how layers round for quantised inference."
+            return f"{title} is not told how layers round for quantised inference."
         if source.unsaid:
-            return f"{self.title} is not told of {source.unsaid}."
-        if source.parts and not source.config.lora_rank:
-            parts = ", ".join(source.parts)
-            return f"{self.title} is not told what to freeze: only {parts} is trained here."
+            return f"{title} is not told of {source.unsaid}."
+
+        parts = ", ".join(source.parts)
+        if parts and not source.config.lora_rank:
+            return f"{title} is not told what to freeze: only {parts} is trained here."
 
         return self.refuse(source)
 
@@ -381,27 +388,30 @@ def packing_of(tool: Tool, source: ExportSource) -> ToolKeys:
     if task_named(source.task).tools:  # which no tool packs
         return ToolKeys()
 
-    if tool.packs_beside_flash and source.packing and source.config.attention != "flash":
-        instead = f"{tool.title} packs beside flash attention only, and pads here"
-        return ToolKeys({tool.packing: False}, (Deviation("packing", True, instead),))
+    is_packed = source.packing
+    value = bool(is_packed)
+    instead = ""
+    if tool.packs_beside_flash and is_packed and source.config.attention != "flash":
+        value = False
+        instead = "packs beside flash attention only, and pads here"
+    elif tool.packing:
+        if is_packed and tool.apart not in (None, source.apart):
+            instead = "keeps packed samples from seeing one another"
+            if source.apart:
+                instead = "lets packed samples see those before them"
+    elif None not in (tool.packs, is_packed) and tool.packs != is_packed:
+        instead = "always pads samples, of whose tokens fewer count"
+        if tool.packs:
+            instead = "always packs samples"
 
+    keys = {}
     if tool.packing:
-        keys = {tool.packing: bool(source.packing)}
-        if not source.packing or tool.apart in (None, source.apart):
-            return ToolKeys(keys)
+        keys[tool.packing] = value
+    if not instead:
+        return ToolKeys(keys)
 
-        instead = f"{tool.title} keeps packed samples from seeing one another"
-        if source.apart:
-            instead = f"{tool.title} lets packed samples see those before them"
-        return ToolKeys(keys, (Deviation("packing", True, instead),))
-
-    if None in (tool.packs, source.packing) or tool.packs == source.packing:
-        return ToolKeys()
-    instead = f"{tool.title} always pads samples, of whose tokens fewer count"
-    if tool.packs:
-        instead = f"{tool.title} always packs samples"
-
-    return ToolKeys(deviations=(Deviation("packing", source.packing, instead),))
+    deviation = Deviation("packing", is_packed, f"{tool.title} {instead}")
+    return ToolKeys(keys, (deviation,))
 
 
 def of_loss_options(tool: Tool, source: ExportSource) -> ToolKeys:
@@ -446,20 +456,23 @@ def of_experts(tool: Tool, request: Request) -> ToolKeys:
 def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
     source = request.source
-    share = tool.knobs.get(knob)
+    value = source.config[knob]
+    off = source.off.get(knob)
+    is_registered = knob in source.off
     # tools are asked for these only beside adapters
     of_adapters = bool(knob_named(knob).beside)
-    if share and of_adapters and not source.config.lora_rank:
-        return ToolKeys()
 
-    answer = share(request) if share else ToolKeys()
-    if answer.deviations or answer.as_measured:
-        return answer
-    value = source.config[knob]
-    registered = knob in source.off
-    off = source.off.get(knob)
-    without = value in (None, off) if registered else is_off(value)
-    if without:
+    share = tool.knobs.get(knob)
+    answer = ToolKeys()
+    if share:
+        if of_adapters and not source.config.lora_rank:
+            return answer
+        answer = share(request)
+
+    is_without = is_off(value)
+    if is_registered:
+        is_without = value in (None, off)
+    if is_without or answer.deviations or answer.as_measured:
         return answer
 
     if share:
@@ -467,16 +480,12 @@ def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
         if off is None or answer.keys != share(replace(request, source=switched_off)).keys:
             return answer
 
-    if tool.without and registered and not share:
-        return request.keys(
-            knob,
-            answer.keys,
-            tool.without,
-            may_not_fit=tool.without_may_not_fit,
-        )
     instead = f"{tool.title} has nothing for it, and runs without it"
-
-    return request.keys(knob, answer.keys, instead, may_not_fit=not of_adapters)
+    may_not_fit = not of_adapters
+    if tool.without and is_registered and not share:
+        instead = tool.without
+        may_not_fit = tool.without_may_not_fit
+    return request.keys(knob, answer.keys, instead, may_not_fit=may_not_fit)
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:

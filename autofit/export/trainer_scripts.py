@@ -1,5 +1,5 @@
-"""What scripts around transformers' Trainer share: keys below a group for each object that they make
-(`arguments`, `model`, `lora`, `quantization`), and lines that make adapters."""
+"""What scripts around transformers' Trainer share: keys below a group for each object that they
+make (`arguments`, `model`, `lora`, `quantization`), and lines that make adapters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,11 +37,11 @@ def adapter_lines(keys: Mapping[str, Any], *adapt: str) -> list[str]:
 
 def environment_lines(keys: Mapping[str, Any]) -> dict[str, list[str]]:
     """The slots `os` and `environment`."""
+    if not keys:
+        return {"os": [], "environment": []}
+
     lines = [f'os.environ["{name}"] = "{value}"' for name, value in keys.items()]
-    return {
-        "os": ["import os"] if lines else [],
-        "environment": [*lines, ""] if lines else [],
-    }
+    return {"os": ["import os"], "environment": [*lines, ""]}
 
 
 def adapters_and_weights() -> dict[str, Share]:

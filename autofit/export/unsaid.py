@@ -1,4 +1,5 @@
-"""What a model or its samples may differ by for the file of another tool, and an export has no words for."""
+"""What a model or its samples may differ by for the file of another tool, and an export has no
+words for."""
 
 from collections.abc import Mapping
 from typing import Any

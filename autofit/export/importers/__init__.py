@@ -40,20 +40,22 @@ def importer_of(keys: Keys, name: str) -> Importer:
         InputError: it is of none, or of two.
     """
     program = tuple(str(keys.get(COMMAND)).split())
-    if program in _PROGRAMS:
-        return next(each for each in IMPORTERS if program in each.programs)
+    for importer in IMPORTERS:
+        if program in importer.programs:
+            return importer
 
-    found = [each for each in IMPORTERS if each.is_of(keys)]
-    if len(found) > 1:  # many tools take Trainer's arguments
-        found = [each for each in found if each is not transformers.IMPORTER]
-    titles = ", ".join(each.tool.title for each in IMPORTERS)
+    found = [importer for importer in IMPORTERS if importer.is_of(keys)]
     if not found:
-        marks = ", ".join(each.marks[0] for each in IMPORTERS)
+        titles = ", ".join(importer.tool.title for importer in IMPORTERS)
+        marks = ", ".join(importer.marks[0] for importer in IMPORTERS)
         message = f"{name} is no file of {titles}: it has none of {marks}."
         raise InputError(message, "Give the YAML file that the tool trains by.")
 
-    if axolotl.IMPORTER in found and len(found) > 1:
-        message = f"{name} has keys of {' and of '.join(each.tool.title for each in found[:2])}."
+    if len(found) > 1 and transformers.IMPORTER in found:
+        found.remove(transformers.IMPORTER)  # many tools take Trainer's arguments
+    if len(found) > 1 and axolotl.IMPORTER in found:
+        first, second = found[:2]
+        message = f"{name} has keys of {first.tool.title} and of {second.tool.title}."
         raise InputError(message, "Leave the keys of one of them.")
 
     return found[0]

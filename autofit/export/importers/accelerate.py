@@ -1,5 +1,5 @@
-"""How files of tools on accelerate divide a training: by FSDP, by DeepSpeed, or by a file that accelerate
-launches processes by."""
+"""How files of tools on accelerate divide a training: by FSDP, by DeepSpeed, or by a file that
+accelerate launches processes by."""
 
 import math
 from collections.abc import Mapping
@@ -20,14 +20,12 @@ from autofit.export.tool import nested
 Keys = Mapping[str, Any]
 
 _MOST_BYTES = 2**20  # of a file
+_DEGREES = "parallelism_config.parallelism_config_"
 _SIZES = {  # of accelerate's file
-    f"parallelism_config.parallelism_config_{name}_size": knob
-    for name, knob in {
-        "dp_replicate": "data_parallel_replicate",
-        "dp_shard": "data_parallel_shard",
-        "tp": "tensor_parallel",
-        "cp": "context_parallel",
-    }.items()
+    f"{_DEGREES}dp_replicate_size": "data_parallel_replicate",
+    f"{_DEGREES}dp_shard_size": "data_parallel_shard",
+    f"{_DEGREES}tp_size": "tensor_parallel",
+    f"{_DEGREES}cp_size": "context_parallel",
 }
 _SHARD = "data_parallel_shard"
 
@@ -96,24 +94,26 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
     Raises:
         InputError: a value is not known.
     """
+    kind = keys.get("distributed_type")
     division = Division()
-    if keys.get("distributed_type") == "FSDP":
+    if kind == "FSDP":
         division = read_fsdp(keys, folder, 1, by_config=True) or division
-    elif keys.get("distributed_type") == "DEEPSPEED":
+    elif kind == "DEEPSPEED":
         own = keys.get("deepspeed_config.deepspeed_config_file")
-        division = division_by(read_zero(own, folder) if own else _zero(keys))
+        zero = read_zero(own, folder) if own else _zero(keys)
+        division = division_by(zero)
 
     division = _with_sizes(division.closed(), keys, _SIZES)
     if checkpoints(keys) is not None:  # whatever the keys of the tool say
-        knobs = {**division.knobs, CHECKPOINTING.name: "full"}
         division = replace(
             division,
-            knobs=knobs,
+            knobs={**division.knobs, CHECKPOINTING.name: "full"},
             holds=(*division.holds, CHECKPOINTING.name),
         )
 
-    machines = keys.get("num_machines", 1)
-    nodes = machines if is_whole(machines, 1) else 1
+    nodes = keys.get("num_machines")
+    if not is_whole(nodes, 1):
+        nodes = 1
     processes = keys.get("num_processes")  # of all machines
     if is_whole(processes, nodes):
         processes //= nodes
@@ -123,28 +123,27 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
 
 def with_devices(division: Division, processes: Any) -> Division:
     """The same with a number of processes, if it is one."""
-    return replace(division, devices=processes) if is_whole(processes, 1) else division
+    if not is_whole(processes, 1):
+        return division
+    return replace(division, devices=processes)
 
 
 def _zero(keys: Keys) -> Zero:
     """ZeRO by accelerate's own keys, as DeepSpeed's settings would say it."""
-    said = {
-        name: keys.get(f"deepspeed_config.{name}")
-        for name in ("zero_stage", "offload_optimizer_device", "offload_param_device")
-    }
-    accumulation = keys.get("deepspeed_config.gradient_accumulation_steps")
+    section = "deepspeed_config"
     settings = {
-        "stage": said["zero_stage"],
-        "offload_optimizer": said["offload_optimizer_device"],
-        "offload_param": said["offload_param_device"],
+        "stage": keys.get(f"{section}.zero_stage"),
+        "offload_optimizer": keys.get(f"{section}.offload_optimizer_device"),
+        "offload_param": keys.get(f"{section}.offload_param_device"),
     }
+    accumulation = keys.get(f"{section}.gradient_accumulation_steps")
     whole = {"zero_optimization": settings, "gradient_accumulation_steps": accumulation}
-
     return read_zero(whole, Path())
 
 
 def _with_sizes(division: Division, keys: Keys, sizes: Mapping[str, str]) -> Division:
-    """The same with the degrees that a file says, and with the number of devices where they make it."""
+    """The same with the degrees that a file says, and with the number of devices where they make
+    it."""
     degrees: dict[str, int] = {}
     for key, knob in sizes.items():
         value = keys.get(key)
@@ -152,22 +151,23 @@ def _with_sizes(division: Division, keys: Keys, sizes: Mapping[str, str]) -> Div
             continue
         if not is_whole(value, 1):
             raise InputError(f"{key} must be a whole number, not {shown(value)}.", "Correct it.")
+
         degrees[knob] = value
         if value > 1 and division.knobs.get("data_parallel") != "fsdp":
             message = f"{key}: without FSDP or ZeRO-3 it is not predicted."
             raise InputError(message, f"Leave {key} out, or divide weights as well.")
 
-    named = {knob: value for knob, value in degrees.items() if knob != _SHARD}
-    division = replace(division, knobs={**division.knobs, **named})
     if degrees.get(_SHARD, 1) > 1:
         division = replace(division, devices=math.prod(degrees.values()))
 
-    return division
+    degrees.pop(_SHARD, None)
+    return replace(division, knobs={**division.knobs, **degrees})
 
 
 def _below(keys: Keys, key: str) -> Any:
     """The value of a key, which may be a mapping."""
     prefix = f"{key}."
     inner = {name: value for name, value in keys.items() if name.startswith(prefix)}
-
-    return nested(inner)[key] if inner else keys.get(key)
+    if not inner:
+        return keys.get(key)
+    return nested(inner)[key]

@@ -8,7 +8,6 @@ from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.task import Task
-from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.tasks.token_classification import TOKEN_CLASSIFICATION
@@ -22,7 +21,7 @@ from autofit.export.importers.frozen import (
     pattern_of,
 )
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
-from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.importer import Importer, Keys, refused_key, task_of_keys
 from autofit.export.tools.axolotl import TOOL
 from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.tiled_mlp import TiledMlp
@@ -85,7 +84,8 @@ _TILES = "tiled_mlp"
 _LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
 
-# Its files are read of images and of rewards for steps, too; how they are written anew is not known.
+# Its files are read of images and of rewards for steps, too; how they are written anew is not
+# known.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, TOKEN_CLASSIFICATION.name)
 _STEPS = "process_reward_model"  # a class at the end of each step: two of them, as TRL's PRMTrainer
 
@@ -102,18 +102,12 @@ def _task(keys: Keys) -> str:
     else:
         return CAUSAL_LM.name
 
-    for task in TASKS.values():
-        if task.tools.get(TOOL.name, {}).items() >= wanted.items():
-            return task.name
-
-    return CAUSAL_LM.name
+    return task_of_keys(TOOL.name, wanted)
 
 
 def _refuse(keys: Keys) -> str | None:
-    for path, why in _REFUSED.items():
-        if keys.get(path) or any(key.startswith(f"{path}.") for key in keys):
-            return f"{path}: {why}."
-
+    if reason := refused_key(keys, _REFUSED):
+        return reason
     if keys.get("expert_parallel_size") not in (None, 0, 1):
         return "expert_parallel_size: experts on devices of their own are not known."
     plugins = keys.get("plugins") or ()
@@ -144,26 +138,29 @@ def _refuse(keys: Keys) -> str | None:
 
 
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
-    """How MLPs are tiled, and how many classes a step may have; all other tokens are left out of the loss, and
-    not of the forward."""
+    """How MLPs are tiled, and how many classes a step may have; all other tokens are left out of
+    the loss, and not of the forward."""
     fields: dict[str, Any] = {}
     if keys.get(_TILES):
-        count = keys.get(f"{_TILES}_num_shards")
-        if count is not None and not is_whole(count, 1):
-            message = f"{_TILES}_num_shards must be a positive whole number, not {shown(count)}."
-            raise InputError(message, "Correct it.")
-
+        key = f"{_TILES}_num_shards"
+        count = keys.get(key)
+        if count is not None:
+            _check_positive(key, count)
         fields["tiles"] = TiledMlp(count)
 
     if task.classifies:
         classes = keys.get("num_labels") or 2
-        if not is_whole(classes, 1):
-            message = f"num_labels must be a positive whole number, not {shown(classes)}."
-            raise InputError(message, "Correct it.")
-
+        _check_positive("num_labels", classes)
         fields["options"] = {"num_labels": classes}
 
     return fields
+
+
+def _check_positive(key: str, value: Any) -> None:
+    """Raise an InputError where a key says no positive whole number."""
+    if not is_whole(value, 1):
+        message = f"{key} must be a positive whole number, not {shown(value)}."
+        raise InputError(message, "Correct it.")
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
@@ -173,34 +170,44 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     if not patterns and not freezes_media:
         return None
 
-    found, notes = _matched(patterns, weights) if patterns else (set(weights.sizes), [])
+    names = set(weights.sizes)
+    notes: list[str] = []
+    if patterns:
+        names, notes = _matched(patterns, weights)
     if freezes_media:
-        found = {name for name in found if _MEDIA.isdisjoint(name.split("."))}
-    names_embeddings = any(word in pattern for word in _EMBEDDINGS for pattern in patterns)
-    asks_inputs = names_embeddings or bool(keys.get("gradient_checkpointing"))
+        names = {name for name in names if _MEDIA.isdisjoint(name.split("."))}
 
-    return Trained(found, asks_inputs, BY_CHECKPOINTING, tuple(notes))
+    asks_inputs = bool(keys.get("gradient_checkpointing"))
+    for pattern in patterns:
+        if any(word in pattern for word in _EMBEDDINGS):
+            asks_inputs = True
+
+    return Trained(names, asks_inputs, BY_CHECKPOINTING, tuple(notes))
 
 
 def _matched(patterns: Sequence[str], weights: Weights) -> tuple[set[str], list[str]]:
     """The weights that patterns match, in which a dot is one, and notes on those that match none.
-    Rows of a weight are trained as all of it is, and their gradients set to zero."""
+
+    Rows of a weight are trained as all of it is, and their gradients set to zero.
+    """
     found: set[str] = set()
     notes = []
     for pattern in patterns:
         rows = _ROWS.match(pattern)
-        name = rows[1] if rows else pattern
+        name = pattern
+        if rows:
+            name = rows[1]
+
         dotted = re.sub(r"\.(?!\+)", r"\\.", name)
-        matched = weights.matching(pattern_of(_UNFROZEN, dotted).match)
+        expression = pattern_of(_UNFROZEN, dotted)
+        matched = weights.matching(expression.match)
         if not matched:
             notes.append(f"{_UNFROZEN}: no weight of the model matches {pattern}.")
         found |= matched
 
     if not found:
-        raise InputError(
-            f"{_UNFROZEN}: no weight of the model matches.",
-            "Correct it, or give --model DIRECTORY.",
-        )
+        message = f"{_UNFROZEN}: no weight of the model matches."
+        raise InputError(message, "Correct it, or give --model DIRECTORY.")
 
     return found, notes
 
@@ -209,25 +216,31 @@ def _rounds(keys: Keys) -> FakeQuantisation | None:
     """By `qat`: int4 weights, beside inputs as they are or in int8."""
     if keys.get("qat.weight_dtype") is None:
         return None
+
     size = keys.get("qat.group_size")
     if size is None:
         size = 128
     if not is_whole(size, 1):
-        raise InputError(
-            f"qat.group_size must be a whole number, not {shown(size)}.", "Correct it."
-        )
+        message = f"qat.group_size must be a whole number, not {shown(size)}."
+        raise InputError(message, "Correct it.")
 
     is_cut = keys.get(_CUT, _has_plugin(keys, _CUT_PLUGIN))
-    is_fused = bool(is_cut or keys.get("liger_fused_linear_cross_entropy"))
-
-    return FakeQuantisation(size, keys.get("qat.activation_dtype") == "int8", not is_fused)
+    is_fused = is_cut or keys.get("liger_fused_linear_cross_entropy")
+    return FakeQuantisation(
+        size,
+        of_inputs=keys.get("qat.activation_dtype") == "int8",
+        of_head=not is_fused,
+    )
 
 
 def _refused_rounding(keys: Keys) -> str | None:
     """Why a training for quantised inference cannot be tuned, as a sentence; or None."""
-    if not any(key == "qat" or key.startswith("qat.") for key in keys) or keys.get("qat") == {}:
+    asked = [key for key in keys if key == "qat" or key.startswith("qat.")]
+    if not asked or keys.get("qat") == {}:
         return None
-    weights, inputs = keys.get("qat.weight_dtype"), keys.get("qat.activation_dtype")
+
+    weights = keys.get("qat.weight_dtype")
+    inputs = keys.get("qat.activation_dtype")
     if weights != "int4" or inputs not in (None, "int8"):
         return f"qat: {weights} weights beside {inputs} inputs are not known, int4 beside int8 are."
     if keys.get("qat.quantize_embedding"):
@@ -265,12 +278,14 @@ def _notes(keys: Keys) -> tuple[str, ...]:
         notes.append("axolotl compiles tiled MLPs, which then need less memory than predicted.")
     if keys.get("activation_offloading") == _LEGACY:
         notes.append(
-            "activation_offloading: legacy copies between the computations, which takes longer than predicted."
+            "activation_offloading: legacy copies between the computations, which takes longer "
+            "than predicted."
         )
 
     if _is_torchao_8bit(keys):
         notes.append(
-            "torchao's AdamW in 8 bits is predicted as that of bitsandbytes, whose state is as large."
+            "torchao's AdamW in 8 bits is predicted as that of bitsandbytes, whose state is as "
+            "large."
         )
 
     if keys.get("qat.fake_quant_after_n_steps"):
@@ -281,22 +296,30 @@ def _notes(keys: Keys) -> tuple[str, ...]:
 
 def _divide(keys: Keys, folder: Path) -> Division:
     """FSDP 1 unless the file says 2; without any, FSDP's keys may be added."""
-    division = divided_by_trainer(keys, folder, 1, by_config=True, sizes=_SIZES)
+    division = divided_by_trainer(
+        keys,
+        folder,
+        version=1,
+        by_config=True,
+        sizes=_SIZES,
+    )
     if not division.knobs and not keys.get("ddp"):
         return replace(division, open=("data_parallel",))
-    is_first = FIRST in division.notes and "8bit" in str(keys.get("optimizer"))
-    if is_first or _is_torchao_8bit(keys):
+
+    has_8bit_state = "8bit" in str(keys.get("optimizer"))
+    if _is_torchao_8bit(keys) or (has_8bit_state and FIRST in division.notes):
         return division.closed("fsdp_offload")  # axolotl refuses one beside the other
 
     return division
 
 
 def _pattern(keys: Keys) -> str | None:
-    """peft takes a text for a regular expression, and a list for names."""
+    """The layers that get adapters, where they are a text: peft takes that for a regular
+    expression, and a list for names."""
     found = keys.get("lora_target_modules")
-    is_pattern = isinstance(found, str) and re.search(r"[^\w.,\s-]", found) is not None
-
-    return found if is_pattern else None
+    if isinstance(found, str) and re.search(r"[^\w.,\s-]", found):
+        return found
+    return None
 
 
 def _meaning(key: str, value: Any) -> Any:
@@ -321,8 +344,11 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _read(keys: Keys, _: Division) -> Keys:
-    """TF32 says nothing of products that are computed in 16 bits; a plugin for a loss switches it on unless
-    a key says otherwise; and attention had keys of its own before it had one for all."""
+    """The keys without what says nothing.
+
+    TF32 says nothing of products that are computed in 16 bits; a plugin for a loss switches it on
+    unless a key says otherwise; and attention had keys of its own before it had one for all.
+    """
     read = dict(keys)
     if any(_meaning(name, keys.get(name)) for name in ("bf16", "fp16", "bfloat16")):
         read["tf32"] = False
@@ -330,10 +356,10 @@ def _read(keys: Keys, _: Division) -> Keys:
         read.setdefault(_CUT, True)
     if _is_torchao_8bit(keys):
         read["optimizer"] = "adamw_bnb_8bit"
+
     for name, value in _OLDER_ATTENTION.items():
         if keys.get(name) is True:
             read.setdefault("attn_implementation", value)
-
     if keys.get(_TWO_KERNELS):
         read["attn_implementation"] = "sdpa"
 
@@ -354,8 +380,11 @@ def _is_torchao_8bit(keys: Keys) -> bool:
 
 
 def _has_plugin(keys: Keys, name: str) -> bool:
+    """Whether a file asks for a plugin, by the end of its name."""
     plugins = keys.get("plugins")
-    return isinstance(plugins, list | tuple) and any(str(each).endswith(name) for each in plugins)
+    if not isinstance(plugins, list | tuple):
+        return False
+    return any(str(plugin).endswith(name) for plugin in plugins)
 
 
 IMPORTER = Importer(

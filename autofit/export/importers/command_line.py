@@ -103,20 +103,15 @@ class CommandLine:
         """The text with other values; new options come last in the command."""
         edits: list[tuple[int, int, str]] = []
         for key, value in self._whole(values).items():
-            if key in self._places:
-                start, stop = self._places[key]
-                edits.append((start, stop, _option(key, value)))
-            else:
-                edits.append(
-                    (
-                        self._end,
-                        self._end,
-                        f"{self._between()}{_option(key, value)}",
-                    )
-                )
+            option = _option(key, value)
+            start, stop = self._places.get(key, (self._end, self._end))
+            if key not in self._places:
+                option = self._between() + option
+            edits.append((start, stop, option))
 
         text = self.text
-        for start, stop, written in sorted(edits, key=lambda edit: edit[0], reverse=True):
+        edits.sort(key=lambda edit: edit[0], reverse=True)
+        for start, stop, written in edits:
             text = text[:start] + written + text[stop:]
         return text
 
@@ -126,9 +121,8 @@ class CommandLine:
         for path, value in values.items():
             option, _, inside = path.partition(".")
             if inside:
-                whole = {
-                    key: each for key, each in self.keys.items() if key.startswith(f"{option}.")
-                }
+                below = [key for key in self.keys if key.startswith(f"{option}.")]
+                whole = {key: self.keys[key] for key in below}
                 value = nested({**whole, path: value})[option]
 
             found[option] = value
@@ -147,13 +141,15 @@ class CommandLine:
 
 def command_text(words: Sequence[str]) -> str:
     """The words of a command as a text, an option a line."""
-    lines: list[list[str]] = [[]]
+    lines: list[str] = []
     for word in words:
-        if word.startswith("--"):
-            lines.append([])
-        lines[-1].append(shlex.quote(word))
+        quoted = shlex.quote(word)
+        if word.startswith("--") or not lines:
+            lines.append(quoted)
+        else:
+            lines[-1] += f" {quoted}"
 
-    return " \\\n    ".join(" ".join(line) for line in lines) + "\n"
+    return " \\\n    ".join(lines) + "\n"
 
 
 def _commands(text: str) -> list[list[_Word]]:
@@ -190,23 +186,22 @@ def _command(
     """The command of some words, if it trains; what they set is noted in `variables`."""
     values = [_filled(word.written, variables) for word in words]
     if values[0] == "export":
-        words, values = words[1:], values[1:]
-    before = 0
-    while before < len(values) and _ASSIGNED.match(values[before]):
-        before += 1
-    set_here = dict(value.split("=", 1) for value in values[:before])
-    if before == len(values):
+        words = words[1:]
+        values = values[1:]
+
+    assigned = list(itertools.takewhile(_ASSIGNED.match, values))
+    set_here = dict(value.split("=", 1) for value in assigned)
+    first = len(assigned)  # the place of the word that starts it
+    if first == len(values):
         variables.update(set_here)
         return None
 
-    at = before
     program = None
+    before = ""
+    at = first
     while at < len(values) and program is None:
-        program = _program(
-            values[at - 1] if at > before else "",
-            values[at],
-            programs,
-        )
+        program = _program(before, values[at], programs)
+        before = values[at]
         at += 1
 
     if program is None:
@@ -215,12 +210,12 @@ def _command(
     keys: dict[str, Any] = {}
     for name, value in {**variables, **set_here}.items():
         keys[ENVIRONMENT + name] = _typed(value)
-    launched = slice(before, at - 1)
-    starts, _ = _options(words[launched], values[launched])
+
+    starts, _ = _options(words[first : at - 1], values[first : at - 1])
     for option, value in starts.items():
         keys[LAUNCHER + option] = value
-    if values[before] in _LAUNCHERS:
-        keys[f"{LAUNCHER}program"] = values[before]
+    if values[first] in _LAUNCHERS:
+        keys[f"{LAUNCHER}program"] = values[first]
     keys[COMMAND] = " ".join(program)
 
     own, places = _options(words[at:], values[at:])
@@ -228,19 +223,18 @@ def _command(
         message = f"the options of {' '.join(program)} are in {values[at]}."
         raise InputError(message, "Tune that file.")
 
-    return CommandLine(
-        text,
-        program,
-        keys | flat(own),
-        places,
-        words[-1].stop,
-    )
+    keys |= flat(own)
+    return CommandLine(text, program, keys, places, words[-1].stop)
 
 
-def _program(before: str, word: str, programs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _program(
+    before: str,
+    word: str,
+    programs: Sequence[tuple[str, str]],
+) -> tuple[str, str] | None:
     """The program that a word names: as `swift sft`, swift/cli/sft.py or -m swift.cli.sft."""
+    path = PurePosixPath(word)
     for tool, does in programs:
-        path = PurePosixPath(word)
         is_command = word == does and PurePosixPath(before).name == tool
         is_script = path.name == f"{does}.py" and tool in path.parts
         is_module = word == f"{tool}.cli.{does}"
@@ -251,10 +245,10 @@ def _program(before: str, word: str, programs: Sequence[tuple[str, str]]) -> tup
 
 
 def _options(
-    words: Sequence[_Word], values: Sequence[str]
+    words: Sequence[_Word],
+    values: Sequence[str],
 ) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     """The values of options, and where each stands with its name."""
-    found: dict[str, Any] = {}
     places: dict[str, tuple[int, int]] = {}
     given: dict[str, list[Any]] = {}
     name = ""
@@ -262,16 +256,25 @@ def _options(
         if value.startswith("--"):
             name, joined, rest = value[2:].partition("=")
             name = name.replace("-", "_")
-            given[name] = [_typed(rest)] if joined else []
             places[name] = (word.start, word.stop)
+            given[name] = []
+            if joined:
+                given[name].append(_typed(rest))
         elif value.startswith("-") and not _NUMBER.fullmatch(value):
             name = ""  # an option of one letter, which is not known
         elif name:
+            start, _ = places[name]
+            places[name] = (start, word.stop)
             given[name].append(_typed(value))
-            places[name] = (places[name][0], word.stop)
 
+    found: dict[str, Any] = {}
     for name, several in given.items():
-        found[name] = several if len(several) > 1 else (several or [True])[0]
+        found[name] = several
+        if not several:
+            found[name] = True
+        elif len(several) == 1:
+            found[name] = several[0]
+
     return found, places
 
 
@@ -280,56 +283,69 @@ def _filled(written: str, variables: Mapping[str, str]) -> str:
 
     def known(match: re.Match[str]) -> str:
         name = match[1] or match[3]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    def worked_out(match: re.Match[str]) -> str:
-        terms = _TERM.findall(match[1] or match[2] or match[3])
-        result = 0
-        for sign, number in terms:
-            if sign == "/" and not int(number):
-                return match[0]
-            result = _SIGNS[sign or "+"](result, int(number))
-
-        return str(result) if terms else match[0]
+        default = match[2]
+        if default is None:
+            default = match[0]
+        return variables.get(name, default)
 
     if written.startswith("'"):
         return written.strip("'")
-    value = _SUM.sub(worked_out, _VARIABLE.sub(known, written))
+
+    value = _VARIABLE.sub(known, written)
+    value = _SUM.sub(_worked_out, value)
     if "$" in value or "`" in value:
         return value.strip('"')
+
     try:
         return "".join(shlex.split(value))
     except ValueError:
         return value
 
 
+def _worked_out(match: re.Match[str]) -> str:
+    """What a sum comes to, from left to right; the sum itself where it comes to nothing."""
+    terms = _TERM.findall(match[1] or match[2] or match[3])
+    if not terms:
+        return match[0]
+
+    result = 0
+    for sign, digits in terms:
+        number = int(digits)
+        if sign == "/" and number == 0:
+            return match[0]
+        result = _SIGNS[sign or "+"](result, number)
+
+    return str(result)
+
+
 def _typed(word: str) -> Any:
     """A word as the value that it stands for."""
-    if word.lower() in _WORDS:
-        return _WORDS[word.lower()]
-    for kind in (int, float):
+    lowered = word.lower()
+    if lowered in _WORDS:
+        return _WORDS[lowered]
+
+    kinds: list[Callable[[str], Any]] = [int, float]
+    if word.startswith(("{", "[")):
+        kinds = [json.loads]
+    for kind in kinds:
         try:
             return kind(word)
         except ValueError:
             continue
-
-    if word[:1] in ("{", "["):
-        try:
-            return json.loads(word)
-        except ValueError:
-            return word
 
     return word
 
 
 def _option(name: str, value: Any) -> str:
     """An option with its value, as a shell takes it."""
-    if isinstance(value, list):
-        return " ".join((f"--{name}", *(_quoted(each) for each in value)))
-    return f"--{name} {_quoted(value)}"
+    values = value
+    if not isinstance(value, list):
+        values = [value]
+    return " ".join([f"--{name}", *map(_quoted, values)])
 
 
 def _quoted(value: Any) -> str:
+    """A value as a word of a shell."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

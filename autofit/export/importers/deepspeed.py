@@ -1,8 +1,8 @@
-"""DeepSpeed's settings, as files of other tools name them: which stage of ZeRO, what is offloaded, and as
-which division autofit predicts that.
+"""DeepSpeed's settings, as files of other tools name them: which stage of ZeRO, what is offloaded,
+and as which division autofit predicts that.
 
-Tools take a path of a JSON file, its contents, or a short name. Published files are known by their names,
-because people keep those and rarely keep the files beside the YAML.
+Tools take a path of a JSON file, its contents, or a short name. Published files are known by their
+names, because people keep those and rarely keep the files beside the YAML.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from autofit.core.config import Value
-from autofit.core.errors import InputError, shown
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.files import read_text
 from autofit.export.importers.division import Division
 
@@ -41,8 +41,10 @@ class Zero:
 
     Attributes:
         stage: 1 divides the optimizer's state, 2 gradients as well, 3 weights as well; 0 nothing.
-        has_sizes: the settings hold batch sizes of their own, so those of the tool's file must stay.
-        has_large_buckets: gradients are collected in buckets of DeepSpeed's own size, or nearly so large.
+        has_sizes: the settings hold batch sizes of their own, so those of the tool's file must
+            stay.
+        has_large_buckets: gradients are collected in buckets of DeepSpeed's own size, or nearly so
+            large.
     """
 
     stage: int
@@ -60,7 +62,8 @@ def read_zero(value: Any, folder: Path) -> Zero:
         folder: where the file is that has the key; a path is looked for there first.
 
     Raises:
-        InputError: there is no such file and no published one of that name, or its settings are not known.
+        InputError: there is no such file and no published one of that name, or its settings are not
+            known.
     """
     if isinstance(value, Mapping):
         return _of_settings(value, "deepspeed")
@@ -146,29 +149,37 @@ def _of_settings(settings: Mapping[str, Any], name: str) -> Zero:
         raise InputError(message, "Correct it.")
 
     stage = zero.get("stage", 0)
-    if not isinstance(stage, int) or isinstance(stage, bool) or stage not in range(4):
-        raise InputError(
-            f"{name}: the stage of ZeRO must be 0, 1, 2 or 3, not {shown(stage)}.", "Correct it."
-        )
+    if not is_whole(stage, 0) or stage > 3:
+        message = f"{name}: the stage of ZeRO must be 0, 1, 2 or 3, not {shown(stage)}."
+        raise InputError(message, "Correct it.")
 
-    offloads = []
-    for section in ("offload_optimizer", "offload_param"):
-        found = zero.get(section)
-        device = found.get("device", "none") if isinstance(found, Mapping) else found
-        if device not in (None, False, "none", "cpu"):
-            raise InputError(
-                f"{name}: offloading to {shown(device)} is not predicted.", "Offload to the CPU."
-            )
-
-        offloads.append(device == "cpu")
-
+    offloads_optimizer = _offloads(zero, "offload_optimizer", name)
+    offloads_weights = _offloads(zero, "offload_param", name)
     return Zero(
         stage,
-        offloads_optimizer=offloads[0] or zero.get("cpu_offload") is True,
-        offloads_weights=offloads[1] and stage == 3,
+        offloads_optimizer=offloads_optimizer or zero.get("cpu_offload") is True,
+        offloads_weights=offloads_weights and stage == 3,
         has_sizes=any(isinstance(settings.get(size), int) for size in _SIZES),
         has_large_buckets=_is_large(zero.get("reduce_bucket_size")),
     )
+
+
+def _offloads(zero: Mapping[str, Any], section: str, name: str) -> bool:
+    """Whether a section offloads to the host; `name` is what errors call the settings.
+
+    Raises:
+        InputError: it offloads elsewhere.
+    """
+    device = zero.get(section)
+    if isinstance(device, Mapping):
+        device = device.get("device")
+    if device in (None, False, "none"):
+        return False
+
+    if device != "cpu":
+        message = f"{name}: offloading to {shown(device)} is not predicted."
+        raise InputError(message, "Offload to the CPU.")
+    return True
 
 
 def _is_large(bucket: Any) -> bool:
@@ -186,16 +197,15 @@ def _of_name(value: str) -> Zero | None:
         return None
 
     stage = int(found[1])
-    words = re.findall("[a-z0-9]+", found[2])
-    offloads = any(word in _OFFLOADS for word in words)
-    parts = [word for word in words if word in ("params", "optimizer", "all")]
-    if any(word not in (*_NO_MATTER, *_OFFLOADS, *parts) for word in words):
+    words = set(re.findall("[a-z0-9]+", found[2]))
+    if not words <= {*_NO_MATTER, *_OFFLOADS, "params", "optimizer", "all"}:
         return None
 
+    offloads = not words.isdisjoint(_OFFLOADS)
+    is_of_axolotl = stage == 2 and path.parent.name == _OF_AXOLOTL
     return Zero(
         stage,
-        offloads_optimizer=(offloads and "params" not in parts)
-        or (stage == 2 and path.parent.name == _OF_AXOLOTL),
-        offloads_weights=offloads and stage == 3 and "optimizer" not in parts,
+        offloads_optimizer=(offloads and "params" not in words) or is_of_axolotl,
+        offloads_weights=offloads and stage == 3 and "optimizer" not in words,
         has_large_buckets=stage < 3,  # "auto" in all of stage 3
     )

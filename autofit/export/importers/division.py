@@ -15,11 +15,12 @@ class Division:
         knobs: the knobs of several devices that the file decides, with their values.
         open: those of them that may change, because the file has a key for each.
         only: the values that other knobs may take beside it.
-        holds: other knobs that stay as they are, because something outside the file decides them, too.
+        holds: other knobs that stay as they are, because something outside the file decides them,
+            too.
         devices: how many of each machine the file is for; None: it does not say.
         nodes: how many machines; None: several, and it does not say how many.
-        widens: trained weights are held in float32 beside autocast, also by a tool that does not on one
-            device.
+        widens: trained weights are held in float32 beside autocast, also by a tool that does not on
+            one device.
         notes: what is predicted in place of what the file asks for, a sentence each.
     """
 

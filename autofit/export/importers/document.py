@@ -46,34 +46,37 @@ class Document:
         """The text with other values: comments, order and quotes stay, new keys come at the end, or
         first in the mapping that they are of."""
         places = _Places.of(self.text)
-        name_of, written_as = (json.dumps, json.dumps) if self.is_json else (str, scalar)
         edits: list[tuple[int, int, str]] = []
         new: dict[str, Any] = {}
         for path, value in values.items():
-            parent, _, last = path.rpartition(".")
+            written = scalar(value)
+            if self.is_json:
+                written = json.dumps(value)
+
+            parent, _, name = path.rpartition(".")
             if path in places.values:
                 start, stop = places.values[path]
-                gap = " " if start == stop else ""  # of a key without a value
-                edits.append((start, stop, gap + written_as(value)))
+                if start == stop:  # of a key without a value
+                    written = f" {written}"
+                edits.append((start, stop, written))
             elif parent in places.mappings:
                 start, between = places.mappings[parent]
-                edits.append(
-                    (
-                        start,
-                        start,
-                        f"{name_of(last)}: {written_as(value)}{between}",
-                    )
-                )
+                if self.is_json:
+                    name = json.dumps(name)
+                edits.append((start, start, f"{name}: {written}{between}"))
             else:
                 new[path] = value
 
-        line_end = "\r\n" if "\r\n" in self.text else "\n"
+        line_end = "\n"
+        if "\r\n" in self.text:
+            line_end = "\r\n"
+
         text = self.text
         for start, stop, written in sorted(edits, reverse=True):
             text = text[:start] + written.replace("\n", line_end) + text[stop:]
+
         if not new:
             return text
-
         if not text.endswith("\n"):
             text += line_end
         return text + dump(nested(new)).replace("\n", line_end)
@@ -81,8 +84,8 @@ class Document:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where things stand in a text: the begin and the end of each value by its path; of each mapping
-    inside another the begin of its first key, and what stands between two of its keys."""
+    """Where things stand in a text: the begin and the end of each value by its path; of each
+    mapping inside another the begin of its first key, and what stands between two of its keys."""
 
     values: dict[str, tuple[int, int]]
     mappings: dict[str, tuple[int, str]]
@@ -98,25 +101,33 @@ class _Places:
         return found
 
     def _visit(self, text: str, mapping: Any, prefix: str) -> None:
+        """Note where the values of a mapping stand, and those of mappings inside."""
         for key, value in mapping.value:
             path = f"{prefix}{key.value}"
             if isinstance(value, yaml.MappingNode) and value.value:
                 self.mappings[path] = _begin(text, value)
                 self._visit(text, value, f"{path}.")
-            else:
-                start = value.start_mark.index
-                written = text[start : value.end_mark.index].rstrip()
-                self.values[path] = (start, start + len(written))
+                continue
+
+            start = value.start_mark.index
+            stop = value.end_mark.index
+            written = text[start:stop].rstrip()
+            self.values[path] = (start, start + len(written))
 
 
 def _begin(text: str, mapping: Any) -> tuple[int, str]:
     """Where the first key of a mapping begins, and what stands between two keys."""
-    first = mapping.value[0][0].start_mark
-    is_alone = not text[first.index - first.column : first.index].strip()
-    between = "\n" + " " * first.column if is_alone else " "
-    comma = "," if mapping.flow_style else ""
+    first_key, _ = mapping.value[0]
+    start = first_key.start_mark.index
+    column = first_key.start_mark.column
 
-    return first.index, comma + between
+    between = " "
+    before = text[start - column : start]
+    if not before.strip():  # the key has a line of its own
+        between = "\n" + " " * column
+    if mapping.flow_style:
+        between = f",{between}"
+    return start, between
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

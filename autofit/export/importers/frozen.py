@@ -54,15 +54,17 @@ class Weights:
         return {name for name in self.sizes if any(map(matches, self._older(name)))}
 
     def _older(self, name: str) -> Iterator[str]:
+        """What a weight is called by older versions and by checkpoints."""
         if self.kind in _OLDER:
             new, old = _OLDER[self.kind]
             yield name.replace(new, old)
 
-        is_part = "text_config" in self._config and not name.startswith(_READER)
-        if is_part and name.startswith("model."):
-            yield _READER + name.removeprefix("model.")
-        if name.startswith("model."):
-            yield name.removeprefix("model.")
+        if not name.startswith("model."):
+            return
+        inner = name.removeprefix("model.")
+        if "text_config" in self._config and not name.startswith(_READER):
+            yield _READER + inner
+        yield inner
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ def list_of_words(key: str, value: Any) -> list[str]:
 
 
 def pattern_of(key: str, text: str) -> re.Pattern[str]:
-    """A regular expression. Raises InputError where it is none."""
+    """A regular expression.
+
+    Raises:
+        InputError: it is none.
+    """
     try:
         return re.compile(text)
     except re.error as error:

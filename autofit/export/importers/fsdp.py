@@ -1,5 +1,5 @@
-"""FSDP, as files of tools on transformers' Trainer ask for it: by words such as `full_shard`, and by keys
-below `fsdp_config`, with and without the prefix that they had before."""
+"""FSDP, as files of tools on transformers' Trainer ask for it: by words such as `full_shard`, and
+by keys below `fsdp_config`, with and without the prefix that they had before."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -52,15 +52,21 @@ def read_fsdp(
         InputError: a value is not known.
     """
     asked = keys.get("fsdp")
-    own_file = isinstance(keys.get(CONFIG), str)
-    if own_file:
+    has_own_file = isinstance(keys.get(CONFIG), str)
+    if has_own_file:
         keys = {**keys, **_of_file(folder / keys[CONFIG])}
+
     options = {name: value for name, value in _options(keys) if value is not None}
-    if asked in (None, False, "", []) and not (by_config and options):
+    is_asked = asked not in (None, False, "", [])
+    if not is_asked and not (by_config and options):
         return None
 
-    words = asked.split() if isinstance(asked, str) else asked
-    words = words if isinstance(words, list) else []
+    words: list[Any] = []
+    if isinstance(asked, str):
+        words = asked.split()
+    elif isinstance(asked, list):
+        words = asked
+
     reshards, offloads = _by_words(words)
     if "no_shard" in words:
         return Division({"data_parallel": "ddp"})
@@ -73,43 +79,52 @@ def read_fsdp(
         raise InputError(message, "Wrap the blocks: TRANSFORMER_BASED_WRAP.")
 
     is_second = str(found) == "2"
-    has_key = "reshard_after_forward" in options
-    only_by_word = reshards is False and not has_key
-    if reshards is None or (is_second and has_key):
-        reshards = _reshards(options.get("reshard_after_forward", options.get("sharding_strategy")))
-    keyed = [options[name] for name in _OFFLOAD if name in options]
+    key = "reshard_after_forward"
+    only_by_word = reshards is False and key not in options
+    if reshards is None or (is_second and key in options):
+        said = options.get(key, options.get("sharding_strategy"))
+        reshards = _reshards(said)
+
+    offload = "none"
+    if offloads or any(_is_true(options.get(name)) for name in _OFFLOAD):
+        offload = "cpu"
+
     division = Division(
-        {
-            "data_parallel": "fsdp",
-            "reshard_after_forward": reshards,
-            "fsdp_offload": "cpu" if offloads or any(map(_is_true, keyed)) else "none",
-        },
-        open=("reshard_after_forward", "fsdp_offload"),
+        {"data_parallel": "fsdp", key: reshards, "fsdp_offload": offload},
+        open=(key, "fsdp_offload"),
         widens=True,
     )
     if only_by_word or not is_second:
-        division = division.closed("reshard_after_forward")
+        division = division.closed(key)
     if offloads:
         division = division.closed("fsdp_offload")
-    if own_file:
+    if has_own_file:
         division = division.closed()
+
     if checkpoints(keys) is not None:
         # all blocks or none; no other key of checkpointing counts
         only: dict[str, tuple[Value, ...]] = {"activation_checkpointing": ("full", "none")}
         division = replace(division, only=only, holds=("activation_offload",))
 
-    return division if is_second else division.noted(FIRST)
+    if not is_second:
+        return division.noted(FIRST)
+    return division
 
 
 def key_of_fsdp(keys: Keys, key: str) -> str | None:
-    """What a file calls a key of FSDP, or of checkpointing where FSDP's takes its place; None: as the
-    exporter does."""
+    """What a file calls a key of FSDP, or of checkpointing where FSDP's takes its place; None: as
+    the exporter does."""
     if key in _CHECKPOINTING:
         return checkpoints(keys)
+
     parent, _, last = key.rpartition(".")
     if parent != CONFIG:
         return None
-    for name in _OFFLOAD if last in _OFFLOAD else (last,):
+
+    names = [last]
+    if last in _OFFLOAD:
+        names = list(_OFFLOAD)
+    for name in names:
         for written in (f"{CONFIG}.{name}", f"{CONFIG}.fsdp_{name}"):
             if written in keys:
                 return written
@@ -119,14 +134,16 @@ def key_of_fsdp(keys: Keys, key: str) -> str | None:
 
 def _data_parallel(request: Request) -> ToolKeys:
     """FSDP is one argument of Trainer; DDP is what it does with several processes."""
-    keys = {"fsdp": True} if several_devices.is_fsdp(request) else {}
-    share = several_devices.by_accelerate(request, keys)
+    keys = {}
+    if several_devices.is_fsdp(request):
+        keys["fsdp"] = True
 
+    share = several_devices.by_accelerate(request, keys)
     return replace(share, as_measured=True)
 
 
-# The rows of a tool whose one file holds Trainer's arguments. Its exporter divides by a file for accelerate,
-# which nobody gives to `tune`.
+# The rows of a tool whose one file holds Trainer's arguments. Its exporter divides by a file for
+# accelerate, which nobody gives to `tune`.
 BY_TRAINER: Mapping[str, Share] = several_devices.rows(
     _data_parallel,
     reshard=partial(several_devices.reshard, path=f"{CONFIG}.reshard_after_forward"),
@@ -157,7 +174,8 @@ def _options(keys: Keys) -> Iterator[tuple[str, Any]]:
 
 def _by_words(words: list[Any]) -> tuple[bool | None, bool]:
     """What the words of `fsdp` say of resharding, None if nothing, and of offloading."""
-    reshards, offloads = None, False
+    reshards = None
+    offloads = False
     for word in words:
         if word in _RESHARDS:
             reshards = _RESHARDS[word]
@@ -183,6 +201,7 @@ def _reshards(value: Any) -> bool:
 
 
 def _is_true(value: Any) -> bool:
+    """Whether a value is true, as YAML or as a word."""
     return str(value).lower() == "true"
 
 

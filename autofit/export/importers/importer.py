@@ -1,4 +1,5 @@
-"""Importer: how the file of a tool is read, as a config of autofit beside what the file alone decides.
+"""Importer: how the file of a tool is read, as a config of autofit beside what the file alone
+decides.
 
 The values of knobs are found by the tool's exporter: those whose keys it would write most nearly as
 the file has them. So there is no second table of what a tool calls things.
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.config import Config, Value
-from autofit.core.errors import InputError, shown
+from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.lora_targets import KNOB as TARGETS
 from autofit.core.knobs.precision import KNOB as PRECISION
 from autofit.core.task import Task
+from autofit.core.tasks import TASKS
+from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
@@ -51,11 +54,12 @@ class Importer:
         freezes_vision: whether of a model that takes images, too, adapters are beside what reads
             texts alone.
         trains: by the keys and the model's weights, what is trained without adapters; None: all.
-        keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is learnt.
+        keeps: by the keys, those that stay: they only cost elsewhere, and decide here what is
+            learnt.
         sees: by the keys, whether images stand in its texts.
         rounds: by the keys, how linear layers round in a training for quantised inference.
-        fields: by the keys, the task and the model's config.json, how the model or its samples differ, as
-            `models.with_fields` takes it.
+        fields: by the keys, the task and the model's config.json, how the model or its samples
+            differ, as `models.with_fields` takes it.
         stretches: whether it lets models take longer samples than they were made for.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
@@ -94,10 +98,12 @@ class Importer:
     def check(self, keys: Keys) -> None:
         """Raise an InputError where a key that takes one value has several, or none of its kind."""
         for key in (*self.defaults, *self.single):
+            if isinstance(self.defaults.get(key), dict):
+                continue
+
             name = self.name_of(keys, key)
-            found = keys.get(name, _below(keys, name))
-            holds_several = isinstance(self.defaults.get(key), dict)
-            if isinstance(found, list | dict) and not holds_several:
+            found = _value_of(keys, name)
+            if isinstance(found, list | dict):
                 raise InputError(f"{name} must be one value, not {shown(found)}.", "Correct it.")
 
     def is_of(self, keys: Keys) -> bool:
@@ -106,42 +112,38 @@ class Importer:
 
     def says(self, keys: Keys, key: str) -> Any:
         """What a file says by a key, or the tool does without it, in the exporter's words."""
-        key_of_file = self.name_of(keys, key)
-        value = keys.get(key_of_file)
-        if value is None:
-            value = _below(keys, key_of_file)
+        value = _value_of(keys, self.name_of(keys, key))
         if value is None:
             value = self.defaults.get(key)
-
         return self.meaning(key, value)
 
     def has(self, keys: Keys, key: str) -> bool:
         """Whether a file itself has a key of the exporter."""
-        name = self.name_of(keys, key)
-        return keys.get(name) is not None or _below(keys, name) is not None
+        return _value_of(keys, self.name_of(keys, key)) is not None
 
     def name_of(self, keys: Keys, key: str) -> str:
         """What a file calls a key of the exporter."""
         key = key.removeprefix(self.section)
-        if of_fsdp := key_of_fsdp(keys, key):
+        of_fsdp = key_of_fsdp(keys, key)
+        if of_fsdp:
             return of_fsdp
-        uses_older = any(
-            older in keys or _below(keys, older) is not None for older in self.older.values()
-        )
 
-        return self.older.get(key, key) if uses_older else key
+        for older in self.older.values():
+            if older in keys or _below(keys, older):
+                return self.older.get(key, key)
+        return key
 
     def adapted(self, keys: Keys) -> Value:
         """The layers that get adapters, as `lora_targets` has them, where no pattern says it."""
-        if self.pattern(keys) is not None:
-            return "all-linear"
         found = keys.get(self.targets)
-        if isinstance(found, str) and found not in ("all", "all-linear"):
-            found = [name.strip() for name in found.split(",")]
-        if isinstance(found, list) and found:
-            return "+".join(str(name) for name in found)
+        if self.pattern(keys) is not None or found in ("all", "all-linear"):
+            return "all-linear"
 
-        return "all-linear"
+        if isinstance(found, str):
+            found = [name.strip() for name in found.split(",")]
+        if not isinstance(found, list) or not found:
+            return "all-linear"
+        return "+".join(map(str, found))
 
     def adapted_experts(self, keys: Keys) -> tuple[str, ...]:
         """The weights of experts, which are no layers, that a file names for adapters."""
@@ -157,12 +159,12 @@ class Importer:
         for option, said in task.loss_keys.get(self.tool.name, {}).items():
             if isinstance(said, str):
                 value = keys.get(said)
-                if isinstance(value, int | float) and not isinstance(value, bool):
+                if _is_number(value):
                     found[option] = value
                 continue
 
-            for value, its_keys in said.items():
-                if all(keys.get(key) == wanted for key, wanted in its_keys.items()):
+            for value, wanted in said.items():
+                if wanted.items() <= keys.items():
                     found[option] = value
 
         return found
@@ -177,10 +179,9 @@ class Importer:
         found = keys.get(key, default)
         if found == 0 and key not in keys:
             raise InputError("the file says no length of samples.", "Give it: --seq-len TOKENS.")
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        if not is_whole(found, 1):
             raise InputError(f"{key} must be a whole number, not {shown(found)}.", "Correct it.")
-
-        return found
+        return int(found)
 
 
 def config_of(
@@ -236,9 +237,12 @@ def _widened(
     wide = f"{narrow}-mixed"
     if wide not in choices.get(knob, ()):
         return source
-    written = [_share(importer, source, knob, value).keys for value in (narrow, wide)]
 
-    return with_knob(source, knob, wide) if written[0] == written[1] else source
+    keys_of_narrow = _share(importer, source, knob, narrow).keys
+    keys_of_wide = _share(importer, source, knob, wide).keys
+    if keys_of_narrow != keys_of_wide:
+        return source
+    return with_knob(source, knob, wide)
 
 
 def changes(
@@ -254,14 +258,17 @@ def changes(
         knobs: those that were open.
     """
     old = write(importer.tool, before).keys
+    new = write(importer.tool, after).keys
     found: dict[str, Any] = {}
-    for knob, written in write(importer.tool, after).keys.items():
-        for key, value in written.items() if knob in knobs else ():
-            if old.get(knob, {}).get(key) == value or _same(importer.says(keys, key), value):
-                continue
-            if _EVALUATED.search(key):
-                continue
-            found[importer.name_of(keys, key)] = value
+    for knob in new:
+        if knob not in knobs:
+            continue
+
+        was = old.get(knob, {})
+        for key, value in new[knob].items():
+            is_same = was.get(key) == value or _same(importer.says(keys, key), value)
+            if not is_same and not _EVALUATED.search(key):
+                found[importer.name_of(keys, key)] = value
 
     return found
 
@@ -301,15 +308,8 @@ def _share(
     """What the exporter writes for a value of a knob."""
     tool = importer.tool
     changed = with_knob(source, knob, value)
-
-    return tool.knobs[knob](
-        Request(
-            changed,
-            tool.versions[-1],
-            tool.title,
-            tool.splits,
-        )
-    )
+    request = Request(changed, tool.versions[-1], tool.title, tool.splits)
+    return tool.knobs[knob](request)
 
 
 def _nearest(
@@ -320,38 +320,47 @@ def _nearest(
     values: Sequence[Value],
 ) -> Value:
     """The value whose keys differ from the file's in the fewest, of those that tell values apart;
-    of several, the one whose keys the file has most of, and that the tool trains exactly."""
+    of several, the one whose keys the file has most of, and that the tool trains exactly.
+
+    Raises:
+        InputError: the file says something by such a key that no value is.
+    """
     shares = {}
     for value in values:
         with contextlib.suppress(InputError):  # what the tool cannot do on this device
             shares[value] = _share(importer, source, knob, value)
 
-    written = {value: share.keys for value, share in shares.items()}
+    every = [share.keys for share in shares.values()]
     telling = set()
-    for one in written.values():
-        for key, value in one.items():
-            if any(other.get(key) != value for other in written.values()):
+    for written in every:
+        for key, said in written.items():
+            if any(other.get(key) != said for other in every):
                 telling.add(key)
 
-    def distance(value: Value) -> tuple[float, int, bool]:
-        own = telling & written[value].keys()
-        same = [key for key in own if _same(importer.says(keys, key), written[value][key])]
-        in_file = [key for key in same if importer.has(keys, key)]
-        # what the file switches on, and this value does not write
-        others = [key for key in telling - own if importer.says(keys, key) is True]
+    ranks = {}
+    for value, share in shares.items():
+        differing = 0.0
+        in_file = 0
+        for key in telling:
+            said = importer.says(keys, key)
+            if key not in share.keys:
+                if said is True:  # the file switches on what this value does not write
+                    differing += 0.5
+            elif not _same(said, share.keys[key]):
+                differing += 1
+            elif importer.has(keys, key):
+                in_file += 1
+        ranks[value] = (differing, -in_file, bool(share.deviations))
 
-        return len(own) - len(same) + len(others) / 2, -len(in_file), bool(shares[value].deviations)
-
-    best = min(shares, key=distance)
     for key in telling:
+        said = importer.says(keys, key)
+        is_known = any(_same(said, written.get(key)) for written in every)
         asked = keys.get(importer.name_of(keys, key))
-        known = [one.get(key) for one in written.values()]
-        is_known = any(_same(importer.says(keys, key), each) for each in known)
         if isinstance(asked, str) and not is_known:
             remedy = "Tune a file without it, or with another value."
             raise InputError(f"{key}: {shown(asked)} is nothing that autofit knows.", remedy)
 
-    return best
+    return min(ranks, key=lambda value: ranks[value])
 
 
 def _number(
@@ -365,20 +374,25 @@ def _number(
     if off is not None and _is_off(importer, keys, source, knob, off):
         return off
 
-    one = _share(importer, source, knob, 2).keys
-    other = _share(importer, source, knob, 3).keys
-    for key, value in one.items():
-        if value != 2 or other.get(key) != 3:
+    of_two = _share(importer, source, knob, 2).keys
+    of_three = _share(importer, source, knob, 3).keys
+    for key, value in of_two.items():
+        if value != 2 or of_three.get(key) != 3:
             continue
+
         found = importer.says(keys, key)
         if found in _OFF:
             return off
-        if not isinstance(found, int | float) or isinstance(found, bool):
+        if not _is_number(found):
             raise InputError(f"{key} must be a number, not {shown(found)}.", "Correct it.")
-
-        return found
+        return found  # type: ignore[no-any-return]
 
     return off
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a whole number or a fraction; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_off(
@@ -391,26 +405,59 @@ def _is_off(
     """Whether a file says what is written where a knob is off, and not what is where it is on."""
     without = _share(importer, source, knob, off).keys
     beside = _share(importer, source, knob, 2).keys
-    for key, value in without.items():
-        if key in beside and beside[key] != value and _same(importer.says(keys, key), value):
+    for key in without.keys() & beside.keys():
+        value = without[key]
+        if beside[key] != value and _same(importer.says(keys, key), value):
             return True
 
     return False
 
 
-def _below(keys: Keys, key: str) -> Any:
-    """A mapping that a file holds as keys below one."""
+def _value_of(keys: Keys, key: str) -> Any:
+    """What a file says by a key, or by keys below it."""
+    value = keys.get(key)
+    if value is None:
+        return _below(keys, key)
+    return value
+
+
+def _below(keys: Keys, key: str) -> dict[str, Any] | None:
+    """A mapping that a file holds as keys below one; None where there are none."""
     prefix = f"{key}."
-    return {
-        path.removeprefix(prefix): value for path, value in keys.items() if path.startswith(prefix)
-    } or None
+    found = {}
+    for path, value in keys.items():
+        if path.startswith(prefix):
+            found[path.removeprefix(prefix)] = value
+
+    return found or None
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict | list) or isinstance(other, dict | list):
-        return bool((one or None) == (other or None))
-    if one in _OFF and other in _OFF:
+def _same(said: Any, value: Any) -> bool:
+    """Whether what a file says and what an exporter writes mean the same."""
+    if said in _OFF and value in _OFF:
         return True
-    are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    if isinstance(said, dict | list) or isinstance(value, dict | list):
+        return bool((said or None) == (value or None))
+    return bool(said == value)
 
-    return float(one) == float(other) if are_numbers else bool(one == other)
+
+def refused_key(keys: Keys, refused: Mapping[str, str]) -> str | None:
+    """Why a file cannot be tuned, as a sentence; None where nothing is in the way.
+
+    Args:
+        refused: keys, of which a file may have none, nor any below them, and why.
+    """
+    for name, why in refused.items():
+        if keys.get(name) or _below(keys, name):
+            return f"{name}: {why}."
+
+    return None
+
+
+def task_of_keys(tool: str, wanted: Keys) -> str:
+    """The name of the task that is told to a tool by these keys; else that of language models."""
+    for task in TASKS.values():
+        if task.tools.get(tool, {}).items() >= wanted.items():
+            return task.name
+
+    return CAUSAL_LM.name

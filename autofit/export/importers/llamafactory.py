@@ -15,7 +15,7 @@ from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
-from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.importer import Importer, Keys, refused_key, task_of_keys
 from autofit.export.tools.llamafactory import TOOL
 from autofit.models.heads import VALUES
 
@@ -75,92 +75,98 @@ _PARTS_OF = {
 }
 _KINDS = ("lora", "full", "freeze", None)
 _REWARDS = "rm"  # its stage: pairs of answers, scored by a value head
-_STAGES = {
-    None: CAUSAL_LM.name,
-    "sft": CAUSAL_LM.name,
-    "pt": CAUSAL_LM.name,
-}
+_STAGES = (None, "sft", "pt")  # of language models
 
-# What is learnt of answers about images, too.
-_ABOUT_IMAGES = tuple(
+# What is learnt of images, and of answers about them.
+_WITH_IMAGES = [IMAGE_TEXT_TO_TEXT.name, REWARD.name]
+_WITH_IMAGES += [
     task.name for task in TASKS.values() if task.medium == "preferences" and TOOL.name in task.tools
-)
+]
 
-# Its files are read of images and rewards, too; how they are written anew is not known, and rewards that
-# autofit measures are of another head.
+# Its files are read of images and rewards, too; how they are written anew is not known, and rewards
+# that autofit measures are of another head.
 _TASKS = (*TOOL.tasks, IMAGE_TEXT_TO_TEXT.name, REWARD.name)
 
 
 def _has_images(keys: Keys) -> bool:
+    """Whether a file says how large images are."""
     return any(keys.get(name) for name in _OF_IMAGES)
 
 
 def _task(keys: Keys) -> str:
+    """By its stage and, of preferences, by the loss; of images where a file says their size."""
     stage = keys.get("stage")
-    if stage in _STAGES:
-        return IMAGE_TEXT_TO_TEXT.name if _has_images(keys) else _STAGES[stage]
     if stage == _REWARDS:
         return REWARD.name
-    wanted = {name: keys[name] for name in ("stage", "pref_loss") if name in keys}
-    for task in TASKS.values():
-        if task.tools.get(TOOL.name, {}).items() >= wanted.items():
-            return task.name
+    if stage in _STAGES:
+        if _has_images(keys):
+            return IMAGE_TEXT_TO_TEXT.name
+        return CAUSAL_LM.name
 
-    return CAUSAL_LM.name
+    wanted = {"stage": stage}
+    if "pref_loss" in keys:
+        wanted["pref_loss"] = keys["pref_loss"]
+    return task_of_keys(TOOL.name, wanted)
 
 
 def _refuse(keys: Keys) -> str | None:
+    """Why a file cannot be tuned, as a sentence; or None."""
     if keys.get("do_train") is False or keys.get("do_predict"):
         return "it does not train."
-    for name, why in _REFUSED.items():
-        if keys.get(name):
-            return f"{name}: {why}."
+    if reason := refused_key(keys, _REFUSED):
+        return reason
 
-    has_adapters = keys.get("finetuning_type") not in ("full", "freeze")
-    for name, usual in _FROZEN.items():
-        if has_adapters and keys.get(name, usual) != usual:
-            return f"{name}: adapters beside other parts than what reads texts are not known."
+    kind = keys.get("finetuning_type")
+    if kind not in ("full", "freeze"):
+        for name, usual in _FROZEN.items():
+            if keys.get(name, usual) != usual:
+                return f"{name}: adapters beside other parts than what reads texts are not known."
 
-    if _has_images(keys) and _task(keys) not in (
-        IMAGE_TEXT_TO_TEXT.name,
-        REWARD.name,
-        *_ABOUT_IMAGES,
-    ):
-        return f"stage: {keys['stage']} is not tuned with images."
-
-    if keys.get("finetuning_type") not in _KINDS:
-        return f"finetuning_type: {keys['finetuning_type']} is not known."
-    if keys.get("stage") not in _STAGES and _task(keys) == CAUSAL_LM.name:
-        return f"stage: {keys['stage']} is not tuned."
+    stage = keys.get("stage")
+    task = _task(keys)
+    if _has_images(keys) and task not in _WITH_IMAGES:
+        return f"stage: {stage} is not tuned with images."
+    if kind not in _KINDS:
+        return f"finetuning_type: {kind} is not known."
+    if stage not in _STAGES and task == CAUSAL_LM.name:
+        return f"stage: {stage} is not tuned."
 
     return None
 
 
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
-    """Rewards are read of TRL's value head, beside which the language model's own gives its logits. Layers
-    of which nothing is trained are not checkpointed."""
+    """How the model differs.
+
+    Rewards are read of TRL's value head, beside which the language model's own gives its logits.
+    Layers of which nothing is trained are not checkpointed.
+    """
     fields: dict[str, Any] = {}
     if keys.get("stage") == _REWARDS:
         fields["head"] = VALUES
     if keys.get("finetuning_type") == "freeze" or keys.get("freeze_language_model"):
         fields["spares_frozen"] = True
-    if _is_expanded(keys) and is_whole(config.get("num_hidden_layers"), 1):
-        blocks = config["num_hidden_layers"] + _number_of_trained(keys)
-        fields["options"] = {"num_hidden_layers": blocks}
+
+    blocks = config.get("num_hidden_layers")
+    if _is_expanded(keys) and is_whole(blocks, 1):
+        more = _number_of_trained(keys)
+        fields["options"] = {"num_hidden_layers": blocks + more}
 
     return fields
 
 
 def _is_expanded(keys: Keys) -> bool:
-    """Whether a model that is not there has more layers than the one that it is named after: those that
-    LLaMA-Pro adds before the training."""
+    """Whether a model that is not there has more layers than the one that it is named after: those
+    that LLaMA-Pro adds before the training."""
     name = str(keys.get("model_name_or_path"))
-    is_pro = bool(keys.get("use_llama_pro")) and name.rstrip("/").lower().endswith("-pro")
+    is_named_so = name.rstrip("/").lower().endswith("-pro")
+    if not keys.get("use_llama_pro") or not is_named_so:
+        return False
 
-    return is_pro and not Path(name).expanduser().is_dir()
+    return not Path(name).expanduser().is_dir()
 
 
 def _notes(keys: Keys) -> tuple[str, ...]:
+    """On what is predicted otherwise than the file says."""
     if not _is_expanded(keys):
         return ()
     number = _number_of_trained(keys)
@@ -184,12 +190,17 @@ def _trains(keys: Keys, weights: Weights) -> Trained | None:
     if keys.get("finetuning_type") == "freeze":
         names = _of_some_blocks(keys, weights)
 
-    parts = _PARTS_OF.get(weights.kind)
-    for part, (key, usual) in zip(parts or (), _FROZEN.items(), strict=False):
+    parts = _PARTS_OF.get(weights.kind, ())
+    for part, (key, usual) in zip(parts, _FROZEN.items(), strict=False):
         if keys.get(key, usual):
-            names = {name for name in names if not any(word in name for word in part)}
+            names = {name for name in names if not _has_word(name, part)}
 
     return Trained(names)
+
+
+def _has_word(name: str, words: Sequence[str]) -> bool:
+    """Whether the name of a weight has one of these in it."""
+    return any(word in name for word in words)
 
 
 def _of_some_blocks(keys: Keys, weights: Weights) -> set[str]:
@@ -198,20 +209,25 @@ def _of_some_blocks(keys: Keys, weights: Weights) -> set[str]:
     wanted = _listed(keys.get("freeze_extra_modules"))
     for block in _trained_blocks(keys, weights.blocks):
         for module in modules:
-            wanted.append(f".{block}." if module == "all" else f".{block}.{module}")
+            part = f".{block}."
+            if module != "all":
+                part += module
+            wanted.append(part)
 
-    found = {name for name in weights.sizes if any(part in name for part in wanted)}
+    found = {name for name in weights.sizes if _has_word(name, wanted)}
     if not found:
-        raise InputError(
-            f"freeze_trainable_modules: no weight is in {', '.join(modules)}.", "Correct it."
-        )
+        message = f"freeze_trainable_modules: no weight is in {', '.join(modules)}."
+        raise InputError(message, "Correct it.")
 
     return found
 
 
-def _trained_blocks(keys: Keys, blocks: int) -> Sequence[int]:
-    """The numbers of the blocks that are trained: the last ones, the first ones where the key is negative, or
-    those of LLaMA-Pro, the last of each of as many groups."""
+def _trained_blocks(keys: Keys, blocks: int) -> range:
+    """The numbers of the blocks that are trained.
+
+    The last ones, the first ones where the key is negative, or those of LLaMA-Pro: the last of each
+    of as many groups.
+    """
     number = _number_of_trained(keys)
     if not blocks:
         raise InputError("the model does not say how many layers it has.", "Give another --model.")
@@ -221,19 +237,21 @@ def _trained_blocks(keys: Keys, blocks: int) -> Sequence[int]:
             message = f"the {blocks} layers are no {shown(number)} groups of as many each."
             raise InputError(message, "Correct freeze_trainable_layers, or give another --model.")
 
-        return range(blocks // number - 1, blocks, blocks // number)
+        size = blocks // number
+        return range(size - 1, blocks, size)
 
     if number < 0:
         return range(min(-number, blocks))
-
     return range(max(0, blocks - number), blocks)
 
 
 def _number_of_trained(keys: Keys) -> int:
     """How many blocks are trained; negative: the first ones, which LLaMA-Pro has none of."""
     number = keys.get("freeze_trainable_layers", 2)
-    is_number = isinstance(number, int) and not isinstance(number, bool)
-    if not is_number or not number or (number < 0 and keys.get("use_llama_pro")):
+    is_known = is_whole(number) and number != 0
+    if keys.get("use_llama_pro"):
+        is_known = is_whole(number, 1)
+    if not is_known:
         message = f"freeze_trainable_layers must be a positive whole number, not {shown(number)}."
         raise InputError(message, "Correct it.")
 
@@ -242,10 +260,12 @@ def _number_of_trained(keys: Keys) -> int:
 
 def _listed(value: Any) -> list[str]:
     """Words that a file separates by commas."""
-    return [word.strip() for word in str(value or "").split(",") if word.strip()]
+    words = [word.strip() for word in str(value or "").split(",")]
+    return list(filter(None, words))
 
 
 def _meaning(key: str, value: Any) -> Any:
+    """What a value is called by the exporter."""
     if key == "flash_attn" and value in ("auto", None):
         return "sdpa"
     if key == "use_reentrant_gc":
@@ -254,8 +274,11 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _read(keys: Keys, _: Division) -> Keys:
-    """The dtype of inference is that of weights only where no key of training names one; where some
-    blocks alone are trained, they are without adapters."""
+    """The keys without what says nothing.
+
+    The dtype of inference is that of weights only where no key of training names one; where some
+    blocks alone are trained, they are without adapters.
+    """
     read = dict(keys)
     if any(keys.get(name) for name in ("bf16", "fp16", "pure_bf16")):
         read["infer_dtype"] = "auto"

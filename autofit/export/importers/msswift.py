@@ -1,11 +1,14 @@
 """Files and commands of ms-swift: `swift sft`, `swift pt` and `swift rlhf`."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError, is_whole, shown
+from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
@@ -19,7 +22,7 @@ from autofit.export.importers.accelerate import (
     read_launcher,
     with_devices,
 )
-from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.command_line import COMMAND, ENVIRONMENT
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import (
     BY_CHECKPOINTING,
@@ -30,7 +33,7 @@ from autofit.export.importers.frozen import (
     list_of_words,
     pattern_of,
 )
-from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.importer import Importer, Keys, refused_key, task_of_keys
 from autofit.export.tools.msswift import TOOL
 from autofit.models.heads import PASSING
 
@@ -66,7 +69,7 @@ _FSDP2: dict[str, Any] = {
     "fsdp_config.reshard_after_forward": True,
 }
 _OF_IMAGES = ("ENV.MAX_PIXELS", "ENV.VIDEO_MAX_PIXELS", "max_pixels")
-# Of models that take images, too, only what reads texts is trained, unless a command says otherwise.
+# Of models that take images, too, only what reads texts is trained, unless a command says so.
 _FROZEN = {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}
 # Where the names of weights begin that hold images or sounds, and that bring them to the texts.
 _TOWERS = ("model.visual", "model.vision_tower", "model.vision_model", "model.audio_tower")
@@ -75,10 +78,13 @@ _ALIGNERS = (
     *("model.multi_modal_projector", "model.connector"),
 )
 _READERS = ("model.language_model", "lm_head")
+_PARTS = {"freeze_llm": _READERS, "freeze_vit": _TOWERS, "freeze_aligner": _ALIGNERS}
 _PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machine
 _OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
 _MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
+_NO_TASK = (None, "causal_lm")  # of which these say nothing
+_NEW_BLOCKS = "llamapro_num_new_blocks"
 _ADDS_BLOCKS = "llamapro"  # and trains these alone, without adapters
 _TUNERS = ("lora", "full", _ADDS_BLOCKS, None)
 
@@ -98,79 +104,97 @@ _NEGATIVES = "ENV.INFONCE_HARD_NEGATIVES"
 
 
 def _command(keys: Keys) -> str:
+    """What a command runs; empty of a file."""
     return str(keys.get(COMMAND) or "")
 
 
 def _has_images(keys: Keys) -> bool:
+    """Whether a file says how large images are."""
     return any(keys.get(name) for name in _OF_IMAGES)
 
 
 def _task(keys: Keys) -> str:
-    wanted = {name: keys[name] for name in _OF_TASKS if keys.get(name) not in (None, "causal_lm")}
+    """By the keys of tasks, by the command, or by keys of images."""
+    wanted = {}
+    for name in _OF_TASKS:
+        if keys.get(name) not in _NO_TASK:
+            wanted[name] = keys[name]
+
     if _command(keys).endswith("rlhf"):
         wanted.setdefault("rlhf_type", DPO.name)
     if wanted.get("task_type") == _EMBEDDING:
         return EMBED.name
-    if not wanted and _has_images(keys):
+    if wanted:
+        return task_of_keys(TOOL.name, wanted)
+    if _has_images(keys):
         return IMAGE_TEXT_TO_TEXT.name
-    for task in TASKS.values():
-        if wanted and task.tools.get(TOOL.name, {}).items() >= wanted.items():
-            return task.name
-
     return CAUSAL_LM.name
 
 
 def _refuse(keys: Keys) -> str | None:
+    """Why a file cannot be tuned, as a sentence; or None."""
     if _command(keys).startswith("megatron"):
         return "it trains with Megatron, which is not tuned."
-    for name, why in _REFUSED.items():
-        if keys.get(name) or any(key.startswith(f"{name}.") for key in keys):
-            return f"{name}: {why}."
+    if reason := refused_key(keys, _REFUSED):
+        return reason
 
     tuner = _tuner(keys)
     if tuner not in _TUNERS:
         return f"tuner_type: {tuner} is not known."
-    for name, usual in _FROZEN.items():
-        if tuner != "full" and keys.get(name, usual) != usual:
-            return f"{name}: adapters beside other parts than what reads texts are not known."
-
-    if _has_images(keys) and _task(keys) not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
-        return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
     if keys.get("tuner_backend", "peft") != "peft":
         return f"tuner_backend: {keys['tuner_backend']} is not known."
 
-    for name in _OF_TASKS:
-        if keys.get(name) not in (None, "causal_lm") and _task(keys) == CAUSAL_LM.name:
-            return f"{name}: {keys[name]} is not tuned."
+    if tuner != "full":
+        for name, usual in _FROZEN.items():
+            if keys.get(name, usual) != usual:
+                return f"{name}: adapters beside other parts than what reads texts are not known."
 
-    if _task(keys) == EMBED.name and keys.get("loss_type") not in _EMBEDDED_BY:
-        return f"loss_type: {keys['loss_type']} is not known."
-    if _task(keys) in _RANKERS and keys.get("loss_type") not in _RANKED_BY:
-        return f"loss_type: {keys['loss_type']} is not known."
+    task = _task(keys)
+    if _has_images(keys) and task not in (IMAGE_TEXT_TO_TEXT.name, *_ABOUT_IMAGES):
+        return f"MAX_PIXELS: {keys.get('task_type')} is not tuned with images."
+
+    if task == CAUSAL_LM.name:
+        for name in _OF_TASKS:
+            if keys.get(name) not in _NO_TASK:
+                return f"{name}: {keys[name]} is not tuned."
+
+    loss = keys.get("loss_type")
+    is_embedded = task != EMBED.name or loss in _EMBEDDED_BY
+    is_ranked = task not in _RANKERS or loss in _RANKED_BY
+    if not is_embedded or not is_ranked:
+        return f"loss_type: {loss} is not known."
 
     return None
 
 
 def _fields(keys: Keys, task: Task, config: Keys) -> dict[str, Any]:
-    """How many passages there are for a query, how many classes, and the blocks with those that are added."""
+    """How many passages there are for a query, how many classes, and the blocks with those that are
+    added."""
     fields: dict[str, Any] = {}
     if task.name in _RANKERS:
         fields["texts"] = _passages(keys)
+
     if task.name == EMBED.name:
+        texts = 2  # that belong together
         negatives = keys.get(_NEGATIVES)
-        more = negatives if is_whole(negatives, 1) else 0
-        fields |= {"texts": 2 + more, "head": PASSING}
+        if is_whole(negatives, 1):
+            texts += negatives
+        fields["texts"] = texts
+        fields["head"] = PASSING
 
     options: dict[str, Any] = {}
     if _tuner(keys) == _ADDS_BLOCKS:
-        options |= _with_more_blocks(keys, config)
-    if task.classifies and is_whole(keys.get("num_labels"), 1):
-        options["num_labels"] = keys["num_labels"]
-    kind = keys.get("problem_type")
-    if task.classifies and kind in _PROBLEMS:
-        options["problem_type"] = kind
+        options = _with_more_blocks(keys, config)
 
-    return {**fields, "options": options} if options else fields
+    if task.classifies:
+        if is_whole(keys.get("num_labels"), 1):
+            options["num_labels"] = keys["num_labels"]
+        if keys.get("problem_type") in _PROBLEMS:
+            options["problem_type"] = keys["problem_type"]
+
+    if options:
+        fields["options"] = options
+    return fields
 
 
 def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
@@ -182,57 +206,60 @@ def _with_more_blocks(keys: Keys, config: Keys) -> dict[str, Any]:
 
     groups = _groups(keys)
     if blocks % groups:
-        message = (
-            f"llamapro_num_new_blocks: {blocks} layers are no {groups} groups of as many each."
-        )
+        message = f"{_NEW_BLOCKS}: {blocks} layers are no {groups} groups of as many each."
         raise InputError(message, "Correct it.")
 
     options: dict[str, Any] = {"num_hidden_layers": blocks + groups}
     kinds = config.get("layer_types")
     if kinds:
-        each = blocks // groups
-        options["layer_types"] = []
-        for start in range(0, blocks, each):
-            group = kinds[start : start + each]
-            options["layer_types"] += [*group, group[-1]]
+        size = blocks // groups
+        with_copies = []
+        for start in range(0, blocks, size):
+            group = kinds[start : start + size]
+            with_copies += [*group, group[-1]]
+        options["layer_types"] = with_copies
 
     return options
 
 
 def _groups(keys: Keys) -> int:
     """How many groups of blocks there are, behind each of which stands a new one."""
-    key = "llamapro_num_new_blocks"
-    added = keys.get(key, 4)
+    added = keys.get(_NEW_BLOCKS, 4)
     groups = keys.get("llamapro_num_groups") or added
     if not is_whole(added, 1) or groups != added:
-        message = f"{key} must be a whole number and that of the groups, not {shown(added)}."
-        raise InputError(message, "Correct it.")
+        rule = "must be a whole number and that of the groups"
+        raise InputError(f"{_NEW_BLOCKS} {rule}, not {shown(added)}.", "Correct it.")
 
     return int(added)
 
 
 def _tuner(keys: Keys) -> Any:
+    """How it trains, by the newer name of the key or the older one."""
     return keys.get("tuner_type", keys.get("train_type"))
 
 
 def _passages(keys: Keys) -> int:
-    """Each positive passage of a query is read beside as many negative ones; variables of the shell say how
-    many."""
-    numbers = []
-    for name, usual in {"MAX_POSITIVE_SAMPLES": 1, "MAX_NEGATIVE_SAMPLES": 7}.items():
-        number = keys.get(f"ENV.{name}", usual)
-        if not is_whole(number, 0 if usual > 1 else 1):
-            message = f"{name} must be a whole number, not {shown(number)}."
-            raise InputError(message, "Correct it.")
+    """The passages of a query, by variables of the shell.
 
-        numbers.append(number)
-
-    positive, negative = numbers
-
+    Each positive one is read beside as many negative ones.
+    """
+    positive = _count_of("MAX_POSITIVE_SAMPLES", keys, usual=1, least=1)
+    negative = _count_of("MAX_NEGATIVE_SAMPLES", keys, usual=7, least=0)
     return positive * (1 + negative)
 
 
+def _count_of(name: str, keys: Keys, *, usual: int, least: int) -> int:
+    """The whole number that a variable of the shell holds."""
+    number = keys.get(f"{ENVIRONMENT}{name}", usual)
+    if not is_whole(number, least):
+        message = f"{name} must be a whole number, not {shown(number)}."
+        raise InputError(message, "Correct it.")
+
+    return number
+
+
 def _notes(keys: Keys) -> tuple[str, ...]:
+    """On what is predicted otherwise than the file says."""
     notes = []
     if _task(keys) in _RANKERS:
         passages = _passages(keys)
@@ -241,64 +268,79 @@ def _notes(keys: Keys) -> tuple[str, ...]:
     classes = keys.get("num_labels")
     if classes is not None and not is_whole(classes, 1):
         notes.append(f"num_labels says no number: two classes stand for {shown(classes)}.")
+
     if "emu3" in str(keys.get("model")).lower():
         notes.append(
-            "the model that makes tokens of images is on the device, too, with 1.1 GB on top of what "
-            "is predicted."
+            "the model that makes tokens of images is on the device, too, with 1.1 GB on top of "
+            "what is predicted."
         )
 
     if keys.get("init_weights") == "lora-ga":
         notes.append(
-            "adapters that begin with gradients are trained as others are: what finding these takes "
-            "before training is not predicted."
+            "adapters that begin with gradients are trained as others are: what finding these "
+            "takes before training is not predicted."
         )
 
     return tuple(notes)
 
 
 def _trains(keys: Keys, weights: Weights) -> Trained | None:
-    """All weights but those of images and those that keys freeze, and then what others free again."""
-    names = list(weights.sizes)
+    """All weights but those of images and those that keys freeze, and then what others free
+    again."""
     if _tuner(keys) == _ADDS_BLOCKS:
-        each = weights.blocks // _groups(keys)
-        added = tuple(f".{block}." for block in range(each - 1, weights.blocks, each))
-        found = {name for name in names if any(block in name for block in added)}
+        trained = _of_new_blocks(keys, weights)
+    else:
+        trained = _not_frozen(keys, weights)
+        if not trained:
+            raise InputError("freeze_parameters: nothing is left to train.", "Correct it.")
 
-        return Trained(found, _checkpoints(keys), BY_CHECKPOINTING)
+    checkpoints = keys.get("gradient_checkpointing", True) is not False
+    return Trained(trained, checkpoints, BY_CHECKPOINTING)
 
-    is_seeing = any(name.startswith((*_TOWERS, *_ALIGNERS)) for name in names)
+
+def _of_new_blocks(keys: Keys, weights: Weights) -> set[str]:
+    """The weights of the last block of each group."""
+    size = weights.blocks // _groups(keys)
+    added = [f".{block}." for block in range(size - 1, weights.blocks, size)]
+    return {name for name in weights.sizes if any(block in name for block in added)}
+
+
+def _not_frozen(keys: Keys, weights: Weights) -> set[str]:
+    """The weights that no key freezes, and those that a key frees again."""
+    names = set(weights.sizes)
     frozen_prefixes = list_of_words("freeze_parameters", keys.get("freeze_parameters"))
     freed_prefixes = list_of_words("trainable_parameters", keys.get("trainable_parameters"))
-    if is_seeing:
-        parts = {"freeze_llm": _READERS, "freeze_vit": _TOWERS, "freeze_aligner": _ALIGNERS}
-        for key, part in parts.items():
+    if any(name.startswith((*_TOWERS, *_ALIGNERS)) for name in names):
+        for key, prefixes in _PARTS.items():
             if keys.get(key, _FROZEN[key]):
-                frozen_prefixes += part
+                frozen_prefixes += prefixes
 
         if not keys.get("freeze_aligner", True):
             freed_prefixes += _ALIGNERS
 
-    frozen = beginning_with(weights, frozen_prefixes) | _share_frozen(keys, weights)
+    frozen = beginning_with(weights, frozen_prefixes)
+    frozen |= _share_frozen(keys, weights)
+    frozen |= _matching("freeze_parameters_regex", keys, weights)
     freed = beginning_with(weights, freed_prefixes)
-    for key, into in {"freeze": frozen, "trainable": freed}.items():
-        key = f"{key}_parameters_regex"
-        if keys.get(key):
-            into |= set(filter(pattern_of(key, str(keys[key])).search, names))
-
-    trained = (set(names) - frozen) | freed
-    if not trained:
-        raise InputError("freeze_parameters: nothing is left to train.", "Correct it.")
-    return Trained(trained, _checkpoints(keys), BY_CHECKPOINTING)
+    freed |= _matching("trainable_parameters_regex", keys, weights)
+    return (names - frozen) | freed
 
 
-def _checkpoints(keys: Keys) -> bool:
-    return keys.get("gradient_checkpointing", True) is not False
+def _matching(key: str, keys: Keys, weights: Weights) -> set[str]:
+    """The weights in whose names the pattern of a key is found; none without one."""
+    text = keys.get(key)
+    if not text:
+        return set()
+
+    pattern = pattern_of(key, str(text))
+    return set(filter(pattern.search, weights.sizes))
 
 
 def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
     """The first weights, by `freeze_parameters_ratio`."""
     share = keys.get("freeze_parameters_ratio") or 0
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not 0 <= share <= 1:
         message = f"freeze_parameters_ratio must be from 0 to 1, not {shown(share)}."
         raise InputError(message, "Correct it.")
 
@@ -311,24 +353,29 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if launcher:
         return read_launcher(str(launcher), folder)
 
-    preset = _FSDP2 if keys.get("fsdp") == "fsdp2" else {}
-    inside = {
-        key.removeprefix("fsdp."): value for key, value in keys.items() if key.startswith("fsdp.")
-    }
-    sizes = {"sequence_parallel_size": "context_parallel"}  # by an exchange of heads
-    division = divided_by_trainer(
-        {**keys, **inside, **preset},
-        folder,
-        sizes=sizes,
-    ).closed()
-    if preset:  # which checkpoints blocks itself
-        knobs = {**division.knobs, "activation_checkpointing": "full"}
-        holds = (*division.holds, "activation_checkpointing")
-        division = replace(division, knobs=knobs, holds=holds)
+    said = dict(keys)
+    for key, value in keys.items():
+        if key.startswith("fsdp."):
+            said[key.removeprefix("fsdp.")] = value
 
-    machines = next((keys[name] for name in _MACHINES if keys.get(name)), 1)
-    nodes = machines if is_whole(machines, 1) else None
-    processes = next((keys[name] for name in _PROCESSES if keys.get(name)), None)
+    is_fsdp2 = keys.get("fsdp") == "fsdp2"
+    if is_fsdp2:
+        said |= _FSDP2
+    sizes = {"sequence_parallel_size": "context_parallel"}  # by an exchange of heads
+    division = divided_by_trainer(said, folder, sizes=sizes).closed()
+    if is_fsdp2:  # which checkpoints blocks itself
+        division = replace(
+            division,
+            knobs={**division.knobs, CHECKPOINTING.name: "full"},
+            holds=(*division.holds, CHECKPOINTING.name),
+        )
+
+    machines = _first_of(_MACHINES, keys) or 1
+    nodes = None
+    if is_whole(machines, 1):
+        nodes = machines
+
+    processes = _first_of(_PROCESSES, keys)
     of_all = keys.get(_OF_ALL)
     if nodes is not None and is_whole(of_all, nodes):
         processes = of_all // nodes
@@ -336,36 +383,55 @@ def _divide(keys: Keys, folder: Path) -> Division:
     return with_devices(replace(division, nodes=nodes), processes)
 
 
+def _first_of(names: Sequence[str], keys: Keys) -> Any:
+    """What the first of several keys says that is set; None where none is."""
+    for name in names:
+        if keys.get(name):
+            return keys[name]
+
+    return None
+
+
 def _read(keys: Keys, division: Division) -> Keys:
-    """With what it works out itself: the accumulation, and how weights, adapters and products are held.
+    """The keys with what it works out itself: the accumulation, and how weights, adapters and
+    products are held.
 
     Weights in 16 bits stay so under autocast; adapters beside them are in float32.
     """
     read = dict(keys)
     if _tuner(keys) == _ADDS_BLOCKS:
-        read |= dict.fromkeys({"tuner_type", "train_type"} & read.keys(), "full")
+        for name in ("tuner_type", "train_type"):
+            if name in read:
+                read[name] = "full"
+
     micro = read.get("per_device_train_batch_size") or 1
     if read.get("gradient_accumulation_steps") is None and is_whole(micro, 1):
         world = (division.devices or 1) * (division.nodes or 1)
-        read["gradient_accumulation_steps"] = max(1, math.ceil(_SAMPLES / micro / world))
+        steps = math.ceil(_SAMPLES / micro / world)
+        read["gradient_accumulation_steps"] = max(1, steps)
 
     dtype = read.get("torch_dtype") or _DEFAULTS["torch_dtype"]
-    autocast = _HALF.get(dtype, "fp16")
     has_adapters = _tuner(read) != "full"
-    is_narrow = dtype in _HALF and read.get("lora_dtype") == dtype
-    if has_adapters and not is_narrow:
+    are_adapters_narrow = dtype in _HALF and read.get("lora_dtype") == dtype
+    if has_adapters and not are_adapters_narrow:
         read["lora_dtype"] = "float32"
+
+    autocast = _HALF.get(dtype, "fp16")
     for name in ("bf16", "fp16"):
         read.setdefault(name, name == autocast)
-    if dtype in _HALF and not has_adapters and division.widens:
+
+    if dtype not in _HALF:
+        return read
+    if division.widens and not has_adapters:
         read["torch_dtype"] = "float32"  # of what is trained; the rest is under autocast
-    elif dtype in _HALF and (is_narrow or not has_adapters):
+    elif are_adapters_narrow or not has_adapters:
         read |= {"bf16": False, "fp16": False}
 
     return read
 
 
 def _meaning(key: str, value: Any) -> Any:
+    """What a value is called by the exporter."""
     if key == "attn_impl" and str(value).startswith("flash"):
         return "flash_attn"
     if key == "gradient_checkpointing_kwargs.use_reentrant":
@@ -374,22 +440,23 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _keeps(keys: Keys) -> tuple[str, ...]:
-    """Packed samples see one another but with flash attention, and without padding as well. Embeddings are
-    told from those of the same micro-batch."""
-    kept: tuple[str, ...] = ()
-    if keys.get("packing") or keys.get("padding_free"):
-        kept = ("attn_impl",)
-    if _task(keys) == EMBED.name:
-        kept += ("per_device_train_batch_size",)
+    """The keys that decide what is learnt.
 
-    return kept
+    Packed samples see one another but with flash attention, and without padding as well.
+    Embeddings are told from those of the same micro-batch.
+    """
+    kept = []
+    if keys.get("packing") or keys.get("padding_free"):
+        kept.append("attn_impl")
+    if _task(keys) == EMBED.name:
+        kept.append("per_device_train_batch_size")
+
+    return tuple(kept)
 
 
 IMPORTER = Importer(
     tool=replace(TOOL, tasks=_TASKS, has_own_loss=lambda device, task: task == EMBED.name),
-    programs=tuple(
-        (program, does) for program in ("swift", "megatron") for does in ("sft", "pt", "rlhf")
-    ),
+    programs=tuple(itertools.product(("swift", "megatron"), ("sft", "pt", "rlhf"))),
     marks=("tuner_type", "train_type", "rlhf_type"),
     model="model",
     length=("max_length", 2048),

@@ -1,7 +1,7 @@
 """Files of transformers' TrainingArguments, YAML or JSON.
 
-They name neither the model nor the length of a sample, which are the script's; its weights are taken to
-be in float32, and to be trained whole.
+They name neither the model nor the length of a sample, which are the script's; its weights are
+taken to be in float32, and to be trained whole.
 """
 
 from typing import Any

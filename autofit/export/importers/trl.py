@@ -16,7 +16,7 @@ from autofit.export.importers.accelerate import (
 from autofit.export.importers.command_line import COMMAND
 from autofit.export.importers.division import Division
 from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
-from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.importer import Importer, Keys, refused_key
 from autofit.export.tools.trl import TOOL
 
 _DEFAULTS: dict[str, Any] = {
@@ -67,14 +67,6 @@ def _task(keys: Keys) -> str:
     return CAUSAL_LM.name
 
 
-def _refuse(keys: Keys) -> str | None:
-    for name, why in _REFUSED.items():
-        if keys.get(name):
-            return f"{name}: {why}."
-
-    return None
-
-
 def _divide(keys: Keys, folder: Path) -> Division:
     """By arguments of Trainer, or by a file for accelerate, which `trl` launches itself by."""
     launcher = keys.get("accelerate_config")
@@ -110,7 +102,7 @@ IMPORTER = Importer(
     model="model_name_or_path",
     length=("max_length", 1024),
     task=_task,
-    refuse=_refuse,
+    refuse=lambda keys: refused_key(keys, _REFUSED),
     divide=_divide,
     targets="lora_target_modules",
     keeps=lambda keys: ("attn_implementation",) if keys.get("packing") else (),

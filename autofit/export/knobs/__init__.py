@@ -1,8 +1,10 @@
-"""What every knob adds to train.py. A new technique adds its lines here: one function and one row of KNOBS.
+"""What every knob adds to train.py. A new technique adds its lines here: one function and one row
+of KNOBS.
 
-A knob that is off is not asked, and adds nothing. `script` refuses a value without a row rather than leave it out: the
-header's figures would be those of another run. activation_offload and parameter_offload have no row, because what makes
-them fast is copies on a stream of their own, which a few plain lines do not have.
+A knob that is off is not asked, and adds nothing. `script` refuses a value without a row rather
+than leave it out: the header's figures would be those of another run. activation_offload and
+parameter_offload have no row, because what makes them fast is copies on a stream of their own,
+which a few plain lines do not have.
 """
 
 from collections.abc import Callable

@@ -108,8 +108,8 @@ def activation_checkpointing(case: Case) -> Fragments | None:
 
 
 def _enable(case: Case, given: str = "") -> str:
-    """The call that switches checkpointing on for all blocks. transformers 5.23 renamed the method; the older name
-    warns there, and is to go with version 6."""
+    """The call that switches checkpointing on for all blocks. transformers 5.23 renamed the method;
+    the older name warns there, and is to go with version 6."""
     version = [
         int(part) for part in case.versions.get("transformers", "").split(".")[:2] if part.isdigit()
     ]

@@ -1,5 +1,6 @@
 """loss: the cross-entropy of a causal language model that never holds the logits of all tokens."""
 
+import math
 from collections.abc import Sequence
 
 from autofit.export.fragments import Case, Fragments
@@ -50,7 +51,9 @@ def loss(case: Case) -> Fragments | None:
 
 
 def _features(case: Case) -> int:
-    return int(case.model_config.get("hidden_size") or case.model_config.get("n_embd") or 0)
+    """The width of the hidden states; 0 where the config does not say."""
+    model = case.model_config
+    return int(model.get("hidden_size") or model.get("n_embd") or 0)
 
 
 def _scale_and_cap(case: Case) -> tuple[str, float | None]:
@@ -58,10 +61,13 @@ def _scale_and_cap(case: Case) -> tuple[str, float | None]:
     soft-cap."""
     model = case.model_config
     kind = str(model["model_type"])
-    if kind == "granite" and model.get("logits_scaling", 1.0) != 1.0:
-        return f" / {float(model['logits_scaling'])}", None
+    scaling = model.get("logits_scaling", 1.0)
+    if kind == "granite" and scaling != 1.0:
+        return f" / {float(scaling)}", None
+
     if kind.startswith("cohere"):
-        return f" * {float(model.get('logit_scale', 0.0625))}", None
+        scale = float(model.get("logit_scale", 0.0625))
+        return f" * {scale}", None
 
     cap = model.get("final_logit_softcapping")
     if cap and kind.startswith("gemma"):
@@ -70,23 +76,25 @@ def _scale_and_cap(case: Case) -> tuple[str, float | None]:
 
 
 def _chunked(case: Case) -> Fragments:
+    """A loss that holds the logits of some tokens at a time."""
     # Within limits, as many tokens as make a chunk's logits as large as all hidden states.
     tokens = case.micro_batch_size * int(case.sequence_length or 1)
-    rows = max(_ROWS, tokens * _features(case) // int(case.model_config["vocab_size"]))
-    rows = -(-rows // 8) * 8  # matrix units like multiples of 8
-    chunk = max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
+    vocabulary = int(case.model_config["vocab_size"])
+    rows = max(_ROWS, tokens * _features(case) // vocabulary)
+    rows = math.ceil(rows / 8) * 8  # matrix units like multiples of 8
+    most = math.ceil(tokens / _LEAST_CHUNKS)
+    chunk = max(1, min(rows, most))
 
+    used = "cross_entropy, linear, pad"
+    functions = _of_a_trained_weight
     if case.lora:
         used = "cross_entropy, pad"
-        functions = _beside_adapters(case)
-    else:
-        used = "cross_entropy, linear, pad"
-        functions = _of_a_trained_weight(case)
+        functions = _beside_adapters
 
     return Fragments(
         imports=(f"from torch.nn.functional import {used}",),
         constants=(f"CHUNK_TOKENS = {chunk}  # loss: chunked; whose logits exist at once",),
-        functions=functions,
+        functions=functions(case),
         loss="causal_loss",
     )
 

@@ -1,4 +1,5 @@
-"""optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become updates."""
+"""optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become
+updates."""
 
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import BLOCK_CLASS
@@ -36,7 +37,8 @@ _CLASSES = {
     "adamw-master": "adamw_master",
     "muon": "muon",
 }  # in templates
-# torchao's state of bf16 weights that are divided passes as fp32 (0.18), and its own step fails over that.
+# torchao's state of bf16 weights that are divided passes as fp32 (0.18), and its own step fails
+# over that.
 _OF_PLAIN_BF16 = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8")
 # bitsandbytes' kernels know no weights that are divided.
 _OF_WHOLES = ("adamw-8bit", "lion-8bit", "paged-adamw", "paged-adamw-8bit")

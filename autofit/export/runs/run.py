@@ -80,16 +80,19 @@ class ToolRun:
         """Write the copy of a file and the rows; returns what Python is given to train from them."""
         copy = {}
         for path, value in keys.items():
-            is_of_command = path.startswith((ENVIRONMENT, LAUNCHER))
-            is_left_out = any(path == name or path.startswith(f"{name}.") for name in self.without)
-            if not is_of_command and not is_left_out:
+            if path.startswith((ENVIRONMENT, LAUNCHER)):
+                continue
+            if not any(f"{path}.".startswith(f"{name}.") for name in self.without):
                 copy[path] = value
 
-        copy.update(self.keys(keys, stage))
-        (stage.folder / self.file).write_text(dump(nested(copy)))
+        copy |= self.keys(keys, stage)
+        text = dump(nested(copy))
+        (stage.folder / self.file).write_text(text)
 
-        named = [self.file] if self.names_file else []
-        return [*self.program(keys), *named, *self.last(stage)]
+        words = list(self.program(keys))
+        if self.names_file:
+            words.append(self.file)
+        return [*words, *self.last(stage)]
 
     def variables(self, keys: Keys) -> dict[str, str]:
         """The variables of the process: the tool's, and those that a command sets before it."""

@@ -1,4 +1,5 @@
-"""The registry of tools: every module of this package that makes a TOOL is one, nothing else to edit."""
+"""The registry of tools: every module of this package that makes a TOOL is one, nothing else to
+edit."""
 
 import functools
 import importlib
@@ -21,16 +22,18 @@ def all_tools() -> tuple[Tool, ...]:
 
 def describe_tools() -> list[dict[str, Any]]:
     """The rows of `autofit export --to list --json`."""
-    return [
-        {
-            "name": each.name,
-            "title": each.title,
-            "versions": [*each.versions],
-            "tasks": [*each.tasks],
-            "run": each.usage,
+    rows = []
+    for tool in all_tools():
+        row = {
+            "name": tool.name,
+            "title": tool.title,
+            "versions": list(tool.versions),
+            "tasks": list(tool.tasks),
+            "run": tool.usage,
         }
-        for each in all_tools()
-    ]
+        rows.append(row)
+
+    return rows
 
 
 def tool_named(name: str) -> Tool:

@@ -1,5 +1,5 @@
-"""accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling. It knows nothing of the
-model, the batch and the optimizer: those belong to the script that it launches."""
+"""accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling. It knows
+nothing of the model, the batch and the optimizer: those belong to the script that it launches."""
 
 from autofit.export import several_devices
 from autofit.export.shared_keys import convolutions
@@ -40,7 +40,7 @@ def _compile(request: Request) -> ToolKeys:
     keys = {"backend": "INDUCTOR", "mode": value, "use_regional_compilation": True}
     keys |= {"use_dynamic": False, "use_fullgraph": False}
 
-    return ToolKeys({f"dynamo_config.dynamo_{key}": each for key, each in keys.items()})
+    return ToolKeys({f"dynamo_config.dynamo_{key}": value for key, value in keys.items()})
 
 
 TOOL = Tool(
@@ -49,7 +49,8 @@ TOOL = Tool(
     refuse=lambda source: None,
     run="accelerate launch --config_file {file} YOUR_SCRIPT.py",
     splits=("tensor_parallel", "context_parallel"),
-    # use_cpu of the file does not reach several processes, which would train apart from one another.
+    # use_cpu of the file does not reach several processes, which would train apart from one
+    # another.
     run_several="{on_cpu}accelerate launch --config_file {file}{further} YOUR_SCRIPT.py",
     fixed=lambda request: {
         **_ONE,

@@ -1,8 +1,10 @@
 """LLaMA-Factory: the YAML of `llamafactory-cli train`.
 
-It checkpoints unless a key of opposite meaning says otherwise, in its own way without every second block or offloading.
-Weights come in the dtype of the checkpoint unless another is named.
+It checkpoints unless a key of opposite meaning says otherwise, in its own way without every second
+block or offloading. Weights come in the dtype of the checkpoint unless another is named.
 """
+
+from typing import Any
 
 from autofit.core.knobs.activation_checkpointing import checkpoints_blocks
 from autofit.export import several_devices
@@ -15,21 +17,27 @@ _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 
 
 def _precision(request: Request) -> ToolKeys:
+    """The numbers of weights and products; adapters stay in peft's float32."""
     value = request.config.precision
-    plain = value in ("fp32", "tf32")
-    keys = {
-        "pure_bf16": value in ("bf16", "fp8"),
+    is_pure = value in ("bf16", "fp8")
+    keys: dict[str, Any] = {
+        "pure_bf16": is_pure,
         "bf16": value == "bf16-mixed",
         "fp16": value == "fp16-mixed",
-        "infer_dtype": "float32" if plain else "auto",
-        **({"tf32": value == "tf32"} if plain and request.source.device == "cuda" else {}),
+        "infer_dtype": "auto",
     }
+    if value in ("fp32", "tf32"):
+        keys["infer_dtype"] = "float32"
+        if request.source.device == "cuda":
+            keys["tf32"] = value == "tf32"
+
     deviations = []
     if value == "fp8":
-        deviations.append(request.deviation("precision", shared.FP8.format("LLaMA-Factory")))
-    if keys["pure_bf16"] and request.config.lora_rank:
-        why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
-        deviations.append(request.deviation("precision", why, may_not_fit=True))
+        instead = shared.FP8.format("LLaMA-Factory")
+        deviations.append(request.deviation("precision", instead))
+    if is_pure and request.config.lora_rank:
+        instead = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
+        deviations.append(request.deviation("precision", instead, may_not_fit=True))
 
     return ToolKeys(keys, tuple(deviations))
 

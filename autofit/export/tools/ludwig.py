@@ -1,5 +1,6 @@
-"""Ludwig: the YAML of `ludwig train --config` for a model of kind `llm`. It trains weights in the dtype of the
-checkpoint, mixes precision by one switch, and has neither offloading nor a loss without the logits."""
+"""Ludwig: the YAML of `ludwig train --config` for a model of kind `llm`. It trains weights in the
+dtype of the checkpoint, mixes precision by one switch, and has neither offloading nor a loss
+without the logits."""
 
 from autofit.core.learning_rates import default_learning_rate
 from autofit.export import several_devices
@@ -42,33 +43,38 @@ def _targets(request: Request) -> ToolKeys:
 
 
 def _quantization(request: Request) -> ToolKeys:
+    """How bitsandbytes holds the frozen weights."""
     value = request.config.quantization
-    if value in ("none", "int8"):
-        return ToolKeys({"quantization.bits": 8} if value == "int8" else {})
-    dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
-    bits_4 = {"quant_type": "nf4", "use_double_quant": value == "nf4-dq"}
-    bits_4["compute_dtype"] = dtypes.get(request.config.precision, "bfloat16")
+    if value == "none":
+        return ToolKeys({})
+    if value == "int8":
+        return ToolKeys({"quantization.bits": 8})
 
+    dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
     return ToolKeys(
         {
             "quantization.bits": 4,
-            **{f"quantization.bnb_4bit_{key}": each for key, each in bits_4.items()},
+            "quantization.bnb_4bit_quant_type": "nf4",
+            "quantization.bnb_4bit_use_double_quant": value == "nf4-dq",
+            "quantization.bnb_4bit_compute_dtype": dtypes.get(request.config.precision, "bfloat16"),
         }
     )
 
 
 def _optimizer(request: Request) -> ToolKeys:
+    """The optimizer by its name; AdamW where Ludwig has none of it."""
     value = str(request.config.optimizer)
     name = value.removesuffix("-foreach")
-    instead, registered = None, name in _OPTIMIZERS
-    if not registered:
+    is_known = name in _OPTIMIZERS
+    instead = None
+    if not is_known:
+        name = "adamw"
         instead = "Ludwig has none; its AdamW, of 8 bytes for each weight that is trained, takes its place"
     elif value == "adamw-foreach":
         instead = "Ludwig has one AdamW, and lets PyTorch choose how it goes through the weights"
 
-    keys = {"trainer.optimizer.type": name.replace("-", "_") if registered else "adamw"}
-
-    return request.keys("optimizer", keys, instead, may_not_fit=not registered)
+    keys = {"trainer.optimizer.type": name.replace("-", "_")}
+    return request.keys("optimizer", keys, instead, may_not_fit=not is_known)
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -110,8 +116,8 @@ TOOL = Tool(
         "precision": _precision,
         **shared.values(micro_batch_size="trainer.batch_size"),
         **shared.values(gradient_accumulation_steps="trainer.gradient_accumulation_steps"),
-        "activation_checkpointing": lambda each: shared.whole_blocks(
-            each, "trainer.enable_gradient_checkpointing"
+        "activation_checkpointing": lambda request: shared.whole_blocks(
+            request, "trainer.enable_gradient_checkpointing"
         ),
         "lora_rank": lambda request: shared.lora_rank(
             request,

@@ -1,7 +1,8 @@
 """ms-swift: the YAML of `swift sft` and `swift rlhf`, whose keys are the options of these commands.
 
-It checkpoints by default, in the reentrant way on one device, and trains adapters in peft's float32 unless `lora_dtype`
-says otherwise. It hands keys on as words of a command line, so that a key without a value is left out.
+It checkpoints by default, in the reentrant way on one device, and trains adapters in peft's float32
+unless `lora_dtype` says otherwise. It hands keys on as words of a command line, so that a key
+without a value is left out.
 """
 
 from typing import Any
@@ -17,10 +18,12 @@ from autofit.export.trainer import learning
 _ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attn"}
 # Adapters that are trained in another precision than the weights beside them.
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+_FSDP = "fsdp.fsdp_config."
 
 
 def _precision(request: Request) -> ToolKeys:
-    """The dtype of the weights, that of adapters, and autocast, which it switches on where no key says otherwise."""
+    """The dtype of the weights, that of adapters, and autocast, which it switches on where no key
+    says otherwise."""
     value = request.config.precision
     has_adapters = bool(request.config.lora_rank)
     is_half = value in ("bf16", "fp8")
@@ -59,52 +62,73 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _quantization(request: Request) -> ToolKeys:
+    """How bitsandbytes holds the frozen weights."""
     value = request.config.quantization
     if value == "none":
         return ToolKeys()
     if value == "int8":
         return ToolKeys({"quant_method": "bnb", "quant_bits": 8})
 
-    keys = {"quant_method": "bnb", "quant_bits": 4, "bnb_4bit_quant_type": "nf4"}
-    storage = shared.keywords(request, "quantization").quantization.get("bnb_4bit_quant_storage")
-    keys |= {"bnb_4bit_quant_storage": storage} if storage else {}
-    return ToolKeys({**keys, "bnb_4bit_use_double_quant": value == "nf4-dq"})
+    keys: dict[str, Any] = {
+        "quant_method": "bnb",
+        "quant_bits": 4,
+        "bnb_4bit_quant_type": "nf4",
+    }
+    name = "bnb_4bit_quant_storage"
+    storage = shared.keywords(request, "quantization").quantization.get(name)
+    if storage:
+        keys[name] = storage
+    keys["bnb_4bit_use_double_quant"] = value == "nf4-dq"
+    return ToolKeys(keys)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    """How many processes there are on how many machines; each of these says which one it is in its environment."""
-    layout, nodes = request.layout, request.nodes
-    if layout.world == 1:
+    """How many processes there are on how many machines; each of these says which one it is in its
+    environment."""
+    world = request.layout.world
+    nodes = request.nodes
+    if world == 1:
         return ToolKeys(as_measured=True)
 
-    keys: dict[str, Any] = {"ENV.NPROC_PER_NODE": layout.world // nodes}
+    keys: dict[str, Any] = {}
+    if several_devices.is_fsdp(request):
+        keys["fsdp.fsdp"] = "full_shard auto_wrap"
+        if request.config.fsdp_offload == "cpu":
+            keys["fsdp.fsdp"] += " offload"
+
+    keys["ENV.NPROC_PER_NODE"] = world // nodes
     if nodes > 1:
-        keys |= {"ENV.NNODES": nodes, "ENV.NODE_RANK": 0, "ENV.MASTER_ADDR": "FIRST_NODE"}
+        keys |= {
+            "ENV.NNODES": nodes,
+            "ENV.NODE_RANK": 0,
+            "ENV.MASTER_ADDR": "FIRST_NODE",
+        }
     if not several_devices.is_fsdp(request):
         return ToolKeys(keys)
 
-    words = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    words |= {"state_dict_type": "FULL_STATE_DICT"}
-    words["cpu_ram_efficient_loading"] = request.config.quantization == "none"
-    keys |= {f"fsdp.fsdp_config.{name}": value for name, value in words.items()}
-    offloads = " offload" * (request.config.fsdp_offload == "cpu")
-
-    return several_devices.by_accelerate(
-        request, {"fsdp.fsdp": f"full_shard auto_wrap{offloads}", **keys}
-    )
+    keys |= {
+        f"{_FSDP}fsdp_version": 2,
+        f"{_FSDP}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        f"{_FSDP}state_dict_type": "FULL_STATE_DICT",
+        f"{_FSDP}cpu_ram_efficient_loading": request.config.quantization == "none",
+    }
+    return several_devices.by_accelerate(request, keys)
 
 
 def _replicate(request: Request) -> ToolKeys:
     """It has no groups of shards."""
-    groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
-    what = "ms-swift divides weights over all devices, with less memory and more exchange"
-
-    return request.keys("data_parallel_replicate", {}, what if groups else None)
+    instead = None
+    if several_devices.is_fsdp(request) and request.layout.replicate > 1:
+        instead = "ms-swift divides weights over all devices, with less memory and more exchange"
+    return request.keys("data_parallel_replicate", {}, instead)
 
 
 def _lora_plus(request: Request) -> ToolKeys:
+    """How many times faster the second matrices of adapters are trained."""
     ratio = request.config.lora_plus
-    return ToolKeys({"lorap_lr_ratio": ratio} if ratio else {})
+    if not ratio:
+        return ToolKeys()
+    return ToolKeys({"lorap_lr_ratio": ratio})
 
 
 def _fixed(request: Request) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""peft: adapter_config.json, which `PeftConfig.from_pretrained(DIRECTORY)` reads, and a README beside it. JSON has no
-comments, and peft warns of unknown keys: the README holds the header."""
+"""peft: adapter_config.json, which `PeftConfig.from_pretrained(DIRECTORY)` reads, and a README
+beside it. JSON has no comments, and peft warns of unknown keys: the README holds the header."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""sentence-transformers: a script that trains sentence embeddings, or a cross-encoder, with its Trainer.
+"""sentence-transformers: a script that trains sentence embeddings, or a cross-encoder, with its
+Trainer.
 
 A loss that compares all texts of a batch is given the whole effective batch, and its cached form
 (GradCache) the micro-batch, as autofit does.
@@ -36,8 +37,9 @@ _LOSS = "sentence-transformers computes the loss of whole texts in its own way"
 def _arguments(request: Request, knob: str) -> ToolKeys:
     """Its training arguments, by the names of the transformers that it was measured with."""
     share = shared.arguments(request, knob)
-    before = request.measured_before("transformers", shared.RENAMED)
-    keys = shared.named_before(share.keys) if before else share.keys
+    keys = share.keys
+    if request.measured_before("transformers", shared.RENAMED):
+        keys = shared.named_before(keys)
 
     return ToolKeys(under("arguments", keys), share.deviations)
 
@@ -92,50 +94,53 @@ def _files(
     header: Header,
     file: str,
 ) -> dict[str, str]:
+    """The script that makes the model, its loss and its trainer."""
     task = task_named(source.task)
+    columns = list(task.rows[0])
     names = task.tools["sentencetransformers"]
-    kind, loss, options = names["class"], names["loss_class"], keys.get("loss", {})
+    kind = names["class"]
+
+    loss = names["loss_class"]
+    options = keys.get("loss", {})
     if options:
         loss = f"Cached{loss}"
 
-    quantization, options_of_model = keys.get("quantization"), keyword_arguments(keys["model"])
-    prepared: list[str] = []
+    imports = [
+        import_from("sentence_transformers", kind, f"{kind}Trainer", f"{kind}TrainingArguments"),
+        import_from(f"sentence_transformers.{names['module']}.losses", loss),
+    ]
+    if "lora" in keys:
+        imports.insert(0, import_from("peft", "LoraConfig"))
+
+    model: list[str] = []
+    options_of_model = keyword_arguments(keys["model"])
+    quantization = keys.get("quantization")
     if quantization:
-        prepared = call(
-            "quantization = BitsAndBytesConfig",
-            keyword_arguments(quantization),
-            indent=0,
-        )
+        imports.append(import_from("transformers", "BitsAndBytesConfig"))
+        given = keyword_arguments(quantization)
+        model += call("quantization = BitsAndBytesConfig", given, indent=0)
         options_of_model.append("quantization_config=quantization")
 
     given = [literal(source.weights), f"model_kwargs=dict({', '.join(options_of_model)})"]
     if task.scores:
         given.append("num_labels=1")
-    model = call(f"model = {kind}", given, indent=0)
+    model += call(f"model = {kind}", given, indent=0)
     if source.sequence_length:
         model.append(f"model.max_seq_length = {source.sequence_length}")
 
-    imports = [import_from("peft", "LoraConfig")] if "lora" in keys else []
-    imports.append(
-        import_from("sentence_transformers", kind, f"{kind}Trainer", f"{kind}TrainingArguments")
-    )
-    imports.append(import_from(f"sentence_transformers.{names['module']}.losses", loss))
-    if quantization:
-        imports.append(import_from("transformers", "BitsAndBytesConfig"))
-
     arguments = keyword_arguments(keys["arguments"])
+    of_loss = ["model", *keyword_arguments(options)]
     trained = ["model", "arguments", "train_dataset=data", "loss=loss"]
-    adapters = trainer_scripts.adapter_lines(keys, "model.add_adapter(lora)")
     slots = {
         "head": comment(header),
         **trainer_scripts.environment_lines(keys.get("environment", {})),
         "imports": imports,
-        "fields": listed(list(task.rows[0])),
-        "columns": literal(list(task.rows[0])),
-        "model": [*prepared, *model],
-        "adapters": adapters,
+        "fields": listed(columns),
+        "columns": literal(columns),
+        "model": model,
+        "adapters": trainer_scripts.adapter_lines(keys, "model.add_adapter(lora)"),
         "arguments": call(f"arguments = {kind}TrainingArguments", arguments, indent=0),
-        "loss": call(f"loss = {loss}", ["model", *keyword_arguments(options)], indent=0),
+        "loss": call(f"loss = {loss}", of_loss, indent=0),
         "trainer": call(f"trainer = {kind}Trainer", trained, indent=0),
     }
 

@@ -213,19 +213,25 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
     """The model, and the converters that change its layers."""
     converters = []
     if keys["float8"]:
-        converters.append(f"Float8LinearConverter.Config(model_compile_enabled={keys['compile']})")
+        compiled = keys["compile"]
+        converters.append(f"Float8LinearConverter.Config(model_compile_enabled={compiled})")
     if "lora" in keys:
-        converters.append(f"LoRAConverter.Config({', '.join(keyword_arguments(keys['lora']))})")
+        arguments = ", ".join(keyword_arguments(keys["lora"]))
+        converters.append(f"LoRAConverter.Config({arguments})")
 
     given = [literal(keys["spec"]["flavour"])]
     if converters:
-        given += [f"converters=[{', '.join(converters)}]"]
-    return [f"    {line}" for line in call("model_spec = model_registry", given, indent=4)]
+        given.append(f"converters=[{', '.join(converters)}]")
+    lines = call("model_spec = model_registry", given, indent=4)
+    return [f"    {line}" for line in lines]
 
 
 def _targets(request: Request) -> ToolKeys:
+    """The layers that get adapters, by kind."""
     names = _TARGETS.get(str(request.config.lora_targets), _TARGETS["all-linear"])
-    keys = {"lora.target_modules": names} if request.config.lora_rank else {}
+    keys = {}
+    if request.config.lora_rank:
+        keys["lora.target_modules"] = names
     return request.keys("lora_targets", keys, shared.by_kind(request))
 
 

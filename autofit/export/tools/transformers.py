@@ -1,7 +1,8 @@
-"""transformers: TrainingArguments as YAML, and a short script that loads and adapts the model and runs Trainer.
+"""transformers: TrainingArguments as YAML, and a short script that loads and adapts the model and
+runs Trainer.
 
-The script holds what TrainingArguments have no names for: the dtype of weights, adapters, quantisation, compiling block
-by block.
+The script holds what TrainingArguments have no names for: the dtype of weights, adapters,
+quantisation, compiling block by block.
 """
 
 from collections.abc import Mapping

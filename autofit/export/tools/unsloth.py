@@ -1,5 +1,6 @@
-"""Unsloth: a script, and the YAML of `unsloth train --config`, which holds less. Unsloth always replaces the model's
-kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, and no quantisation but 4 bits."""
+"""Unsloth: a script, and the YAML of `unsloth train --config`, which holds less. Unsloth always
+replaces the model's kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision,
+and no quantisation but 4 bits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,8 @@ _LESS = (
 
 
 def _precision(request: Request) -> ToolKeys:
-    """Full training in mixed precision holds weights in float32; what loads a model on a CPU lacks the key."""
+    """Full training in mixed precision holds weights in float32; what loads a model on a CPU lacks
+    the key."""
     value = request.config.precision
     share = shared.arguments(request, "precision", "arguments.")
     keys = {
@@ -114,18 +116,28 @@ def _files(
     header: Header,
     file: str,
 ) -> dict[str, str]:
-    model, lora = keys["model"], keys.get("lora")
-    loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
-    loaded.insert(list(model).index("dtype"), f"dtype=torch.{model['dtype']}")
-    checkpointing = {"use_gradient_checkpointing": model["use_gradient_checkpointing"]}
-    adapted = ["model", *keyword_arguments({**(lora or {}), **checkpointing})]
+    """The script, and the file of its command line."""
+    model = keys["model"]
+    loaded = []
+    for argument, value in zip(keyword_arguments(model), model.items(), strict=True):
+        name, dtype = value
+        if name == "dtype":
+            argument = f"dtype=torch.{dtype}"
+        loaded.append(argument)
+
+    adapters: list[str] = []
+    lora = keys.get("lora")
+    if lora:
+        checkpointing = {"use_gradient_checkpointing": model["use_gradient_checkpointing"]}
+        adapted = ["model", *keyword_arguments({**lora, **checkpointing})]
+        adapters = call("model = FastLanguageModel.get_peft_model", adapted, indent=0)
+
+    arguments = keyword_arguments(keys["arguments"])
     slots = {
         "head": comment(header),
         "model": call("model, tokenizer = FastLanguageModel.from_pretrained", loaded, indent=0),
-        "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0)
-        if lora
-        else [],
-        "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
+        "adapters": adapters,
+        "arguments": call("arguments = SFTConfig", arguments, indent=0),
     }
 
     return {
