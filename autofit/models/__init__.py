@@ -1,21 +1,18 @@
-"""Models: from what the user names (a preset, a directory, a hub id, a function) to a Workload, and back again.
+"""Models: from what the user names (a preset, a directory, a hub id, a function) to a Workload, and
+back again.
 
-Presets are data, in presets.yaml and shapes/. Importing this room, and listing the presets, loads neither torch nor
-transformers.
+Presets are data, in presets.yaml and shapes/. Importing this room, and listing the presets, loads
+neither torch nor transformers.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autofit.core.errors import InputError, is_whole, require, shown, unknown
-from autofit.core.strict_yaml import load_mapping
 from autofit.core.task import TEACHER
 from autofit.core.tasks import TASK_NAMES, TASKS
-from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
@@ -51,6 +48,7 @@ from autofit.models.huggingface import (
     HuggingFaceModel,
     huggingface_workload,
 )
+from autofit.models.presets import Preset, load_preset, preset_model, preset_names, presets
 from autofit.models.tasks.choice import chosen_task
 from autofit.models.tiled_mlp import TiledMlp
 from autofit.models.trained_parts import check_parts
@@ -62,68 +60,17 @@ __all__ = [
     "names_transformers",
     "workload_from_source",
 ]
-__all__ += ["describe_presets", "load_preset", "preset_names"]
+__all__ += [
+    "Preset",
+    "describe_presets",
+    "load_preset",
+    "preset_model",
+    "preset_names",
+]
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A named architecture.
-
-    Attributes:
-        parameters: its size, as published.
-        hub: where its weights are.
-        config: its config.json as a mapping.
-        kind: which models it may stand for, as a file of shapes/ is called.
-        also: further models of the same sizes, in lower case and without their owner.
-    """
-
-    name: str
-    task: str
-    parameters: int
-    hub: str | None
-    config: Mapping[str, Any]
-    kind: str = ""
-    also: Sequence[str] = ()
-
-
-@cache
-def _presets() -> dict[str, Preset]:
-    here = Path(__file__).parent
-    found: dict[str, Preset] = {}
-    for name, entry in load_mapping(here / "presets.yaml").items():
-        kind = "decoders" if entry["task"] == CAUSAL_LM.name else "encoders"
-        found[name] = Preset(name, kind=kind, **entry)
-
-    for path in sorted((here / "shapes").glob("*.yaml")):
-        for family in load_mapping(path).values():
-            task = family.get("task", CAUSAL_LM.name)
-            for name, entry in family["models"].items():
-                found[name] = Preset(
-                    name,
-                    task=task,
-                    parameters=int(entry["parameters"]),
-                    hub=entry["hub"],
-                    config=_merged(family["config"], entry["config"]),
-                    kind=path.stem,
-                    also=entry.get("also", ()),
-                )
-
-    return found
-
-
-def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both, those of mappings within them, too; `own` wins."""
-    merged = dict(common)
-    for key, value in own.items():
-        known = merged.get(key)
-        if isinstance(known, Mapping) and isinstance(value, Mapping):
-            value = _merged(known, value)
-        merged[key] = value
-
-    return merged
-
-
-# By so many tokens vocabularies of one tokenizer are padded differently: Qwen 2.5 has 151,936 and 152,064.
+# By so many tokens vocabularies of one tokenizer are padded differently: Qwen 2.5 has 151,936 and
+# 152,064.
 _PADDED = 1024
 
 
@@ -137,79 +84,81 @@ class Sizes(NamedTuple):
 LossOptions = Mapping[str, Any] | None  # of the loss of a task, such as {"beta": 0.2}
 
 
+# The keys of a `source:` that name its model, by kind.
+_NAMED_BY = {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
 PICTURES = ("resolution", "frames")  # sizes that only models of pictures have
 
 
-def preset_names() -> tuple[str, ...]:
-    """The names of all presets of transformers' models, in the order of their files."""
-    return tuple(_presets())
-
-
 def model_names() -> tuple[str, ...]:
     """The names of all presets, those of diffusers' pipelines last."""
-    return (*_presets(), *_pipelines())
-
-
-def load_preset(name: str) -> Preset:
-    """The preset of that name. Raises InputError: there is none; the message names the nearest one."""
-    if name not in _presets():
-        raise unknown("model", name, preset_names())
-    return _presets()[name]
-
-
-def preset_model(name: str) -> HuggingFaceModel:
-    """The model of that name; raises as `load_preset`."""
-    preset = load_preset(name)
-    return HuggingFaceModel(
-        name,
-        preset.task,
-        preset.config,
-        {"kind": "preset", "model": name},
-    )
+    return (*presets(), *_pipelines())
 
 
 def describe_presets() -> list[dict[str, Any]]:
     """Name, task, parameters and hub id of every preset: what `autofit models --json` prints."""
-    rows = [
-        {key: getattr(each, key) for key in ("name", "task", "parameters", "hub")}
-        for each in _presets().values()
-    ]
-    for name, entry in _pipelines().items():
-        parameters = int(entry["parameters"])
-        row = {"name": name, "task": DIFFUSION.name, "parameters": parameters, "hub": entry["hub"]}
+    rows = []
+    for preset in presets().values():
+        row = {
+            "name": preset.name,
+            "task": preset.task,
+            "parameters": preset.parameters,
+            "hub": preset.hub,
+        }
         rows.append(row)
+
+    for name, entry in _pipelines().items():
+        row = {
+            "name": name,
+            "task": DIFFUSION.name,
+            "parameters": int(entry["parameters"]),
+            "hub": entry["hub"],
+        }
+        rows.append(row)
+
     return rows
 
 
 def kind_of(model: str) -> str:
-    """Whether a name is of a "function", "directory", "preset" or, by its form, of the "hub". Loads no transformers.
-    Raises InputError where it is none of these, or the directory holds no config.json that can be read."""
+    """Whether a name is of a "function", "directory", "preset" or, by its form, of the "hub".
+
+    Loads no transformers.
+
+    Raises:
+        InputError: it is none of these, or the directory holds no config.json that can be read.
+    """
     if is_function(model):
         return "function"
-    path, preset = _existing(model), model in model_names()
+
+    path = _existing(model)
+    is_preset = model in model_names()
     if path is not None and is_pipeline(path):
         return "directory"
-    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
-    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
-        check_directory(path)
+
+    is_directory = path is not None and path.is_dir()
+    if is_directory and is_preset:
+        # A folder that happens to be called gpt2 does not hide the preset; one with a config.json
+        # is meant.
+        is_directory = Path(model, "config.json").expanduser().exists()
+
+    if is_directory:
+        check_directory(model)
         return "directory"
 
-    if preset:
+    if is_preset:
         return "preset"
     if path is not None:
-        remedy = (
-            f"Write {model}:FUNCTION."
-            if path.suffix == ".py"
-            else "Give the directory that holds config.json."
-        )
+        remedy = "Give the directory that holds config.json."
+        if path.suffix == ".py":
+            remedy = f"Write {model}:FUNCTION."
         raise InputError(f"{model} is a file, not a model.", remedy)
 
     if is_hub_id(model):
         return "hub"
     if "/" in model:
         raise InputError(f"the directory {model} is not there.", "Check the path.")
+
     error = unknown("model", model, model_names())
     raise InputError(error.message, f"{error.remedy} {_OTHER_MODELS}")
 
@@ -228,7 +177,8 @@ def resolve(
     sees: bool = False,
     stretches: bool = False,
 ) -> Workload:
-    """The workload of what `--model` names, taught by what `--teacher` names where its task asks one.
+    """The workload of what `--model` names, taught by what `--teacher` names where its task asks
+    one.
 
     Args:
         sequence_length: tokens of a sample; of a model of pictures, those of a prompt.
@@ -236,7 +186,8 @@ def resolve(
         frames: of videos.
         loss_options: of the loss of the task, such as {"beta": 0.2}.
         sees: whether images stand in the texts of a task that is of texts.
-        stretches: whether a model whose positions are turned, not learnt, takes longer samples than it was made for.
+        stretches: whether a model whose positions are turned, not learnt, takes longer samples than
+            it was made for.
 
     Raises:
         InputError: they name nothing, or what cannot be trained as asked.
@@ -252,12 +203,15 @@ def resolve(
         side = None if resolution is None else str(resolution)
         pictures = PictureSizes(side, frames, sequence_length, effective_batch_size)
         _check_diffusion(model, task)
+
         return diffusion_workload(_read_pipeline(kind, model), pictures, loss_options)
+
     _check_no_pictures(model, resolution, frames)
 
     if kind == "function":
         if task is not None:
-            message = f"the function {model} says itself what it trains, and --task {task} cannot change that."
+            message = f"the function {model} says itself what it trains"
+            message += f", and --task {task} cannot change that."
             raise InputError(message, "Leave --task out.")
 
         if loss_options is not None:
@@ -266,7 +220,9 @@ def resolve(
 
         return function_workload(model, **sizes._asdict())
 
-    named = None if teacher is None else (kind_of(teacher), teacher)
+    named = None
+    if teacher is not None:
+        named = (kind_of(teacher), teacher)
     found = _read(kind, model, task, trust_remote_code, sees=sees)
     if stretches and sequence_length is not None:
         found = found.stretched(sequence_length)
@@ -302,8 +258,8 @@ def _check_no_pictures(model: str, resolution: object, frames: object) -> None:
 
 
 def needs_images(model: str, task: str) -> bool:
-    """Whether a preset or a directory can be trained for a task on texts with an image each, and not on texts
-    alone, because transformers has no class for that."""
+    """Whether a preset or a directory can be trained for a task on texts with an image each, and
+    not on texts alone, because transformers has no class for that."""
     kind = kind_of(model)
     if kind not in ("preset", "directory") or not TASKS[task].of_texts or _is_pipeline(kind, model):
         return False
@@ -325,7 +281,8 @@ def check_task(task: object) -> None:
 
 
 def check_searched(task: object) -> None:
-    """Raise an InputError for a task that is only planned: its samples are generated in the training."""
+    """Raise an InputError for a task that is only planned: its samples are generated in the
+    training."""
     if task in TASK_NAMES and TASKS[str(task)].generated:
         message = f"{task} generates its samples, and is planned, not searched."
         raise InputError(message, f"Use autofit estimate --task {task}.")
@@ -337,9 +294,12 @@ def workload_from_source(
     *,
     trust_remote_code: bool = False,
 ) -> Workload:
-    """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`. A file runs
-    no code: a function that a source names is not called, and the permission to run a model's own code has to be given
-    again. Raises InputError as `named_by`."""
+    """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of
+    `resolve`.
+
+    A file runs no code: a function that a source names is not called, and the permission to run a
+    model's own code has to be given again. Raises InputError as `named_by`.
+    """
     sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)
     check_task(summary.get("task"))
@@ -348,6 +308,7 @@ def workload_from_source(
         given = {each: source.get(each) for each in (*PICTURES, "prompt_tokens")}
         pictures = PictureSizes(**given, effective_batch_size=sizes.effective_batch_size)
         options = source.get("loss_options")
+
         return diffusion_workload(_read_pipeline(kind, name), pictures, options)
 
     sees = source.get(SEES) is True
@@ -359,7 +320,9 @@ def workload_from_source(
         rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
         **_of_samples(source),
     )
-    teacher = named_by(source[TEACHER]) if isinstance(source.get(TEACHER), Mapping) else None
+    teacher = None
+    if isinstance(source.get(TEACHER), Mapping):
+        teacher = named_by(source[TEACHER])
     loss_options = source.get("loss_options")
     workload = _workload(model, teacher, sizes, trust_remote_code, loss_options)
 
@@ -367,21 +330,19 @@ def workload_from_source(
 
 
 def _of_samples(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `source:` says of a model's samples and its head. Raises InputError for anything of another kind."""
+    """What a `source:` says of a model's samples and its head.
+
+    Raises:
+        InputError: it says anything of another kind.
+    """
     texts = source.get(TEXTS, 1)
-    require(
-        is_whole(texts, 1),
-        "the texts of a sample must be a positive whole number",
-        texts,
-    )
     head = source.get(HEAD, "")
-    require(head in ("", *HEADS), "the head must be one that autofit knows", head)
     options = source.get(OPTIONS, {})
-    require(
-        isinstance(options, Mapping),
-        "options of a config must hold values by name",
-        options,
-    )
+    rule = "the texts of a sample must be a positive whole number"
+    require(is_whole(texts, 1), rule, texts)
+    require(head in ("", *HEADS), "the head must be one that autofit knows", head)
+    rule = "options of a config must hold values by name"
+    require(isinstance(options, Mapping), rule, options)
 
     return {
         "texts": texts,
@@ -430,7 +391,9 @@ def with_parts(workload: Workload, parts: Sequence[str], *, asks_inputs: bool = 
 
 def with_rounding(workload: Workload, rounds: FakeQuantisation | None) -> Workload:
     """The same of a named model that is trained for quantised inference."""
-    return workload if rounds is None else _with_model(workload, rounds=rounds)
+    if rounds is None:
+        return workload
+    return _with_model(workload, rounds=rounds)
 
 
 def _with_model(workload: Workload, **changes: Any) -> Workload:
@@ -479,53 +442,61 @@ def _workload(
 
 
 def _check_vocabularies(model: HuggingFaceModel, teacher: HuggingFaceModel) -> None:
-    """Raise an InputError where two models cannot have the same tokens."""
-    sizes = [each.transformers_config().get_text_config().vocab_size for each in (model, teacher)]
-    if max(sizes) - min(sizes) > _PADDED:
-        message = (
-            f"{model.name} has {sizes[0]:,} tokens and its teacher {teacher.name} {sizes[1]:,}: they "
-            "have not the same tokenizer."
-        )
-        raise InputError(message, "Choose a teacher of the same family.")
+    """Hold the vocabularies of two models against one another.
+
+    Raises:
+        InputError: they cannot have the same tokens.
+    """
+    tokens = model.transformers_config().get_text_config().vocab_size
+    its_tokens = teacher.transformers_config().get_text_config().vocab_size
+    if abs(tokens - its_tokens) <= _PADDED:
+        return
+
+    message = f"{model.name} has {tokens:,} tokens and its teacher {teacher.name} {its_tokens:,}"
+    message += ": they have not the same tokenizer."
+    raise InputError(message, "Choose a teacher of the same family.")
 
 
 def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
-    """The kind and the name of the model of a `source:`, for which no transformers is loaded. Raises InputError: the
-    source is empty, a function or not one that `resolve` writes, or what it names is gone."""
+    """The kind and the name of the model of a `source:`, for which no transformers is loaded.
+
+    Raises:
+        InputError: the source is empty, a function or not one that `resolve` writes, or what it
+            names is gone.
+    """
     if not source:
-        message = "this result is of a model that lived in a Python process, and does not say how to make it again."
+        message = (
+            "this result is of a model that lived in a Python process, and does not say how to make "
+            "it again."
+        )
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
 
-    kind, keys = (
-        source.get("kind"),
-        {"preset": "model", "directory": "path", "hub": "model", "function": "function"},
-    )
-    if not isinstance(kind, str) or kind not in keys:
-        raise unknown("kind of model source", kind, keys)
-    named = source.get(keys[kind])
-    if not isinstance(named, str):
-        raise InputError(
-            f"the source of the model lacks its {keys[kind]}: {shown(dict(source))}.",
-            "Search again.",
-        )
+    kind = source.get("kind")
+    if not isinstance(kind, str) or kind not in _NAMED_BY:
+        raise unknown("kind of model source", kind, _NAMED_BY)
+
+    key = _NAMED_BY[kind]
+    name = source.get(key)
+    if not isinstance(name, str):
+        message = f"the source of the model lacks its {key}: {shown(dict(source))}."
+        raise InputError(message, "Search again.")
 
     if kind == "function":
-        message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
-        raise InputError(
-            message, "Give the model in Python: autofit.fit(model, loader, config=...)."
-        )
+        message = f"this result is of a model that the function {name} makes"
+        message += ", and no file has autofit run code."
+        remedy = "Give the model in Python: autofit.fit(model, loader, config=...)."
+        raise InputError(message, remedy)
 
-    if kind == "preset" and named not in _pipelines():
-        load_preset(named)
-    elif kind == "directory" and not is_pipeline(Path(named)):
-        check_directory(named)
-    elif kind == "hub" and not is_hub_id(named):
-        message = (
-            f"the source of the model is {shown(named)}, which is no name of a model on the hub."
-        )
+    if kind == "preset" and name not in _pipelines():
+        load_preset(name)
+    elif kind == "directory" and not is_pipeline(Path(name)):
+        check_directory(name)
+    elif kind == "hub" and not is_hub_id(name):
+        message = f"the source of the model is {shown(name)}"
+        message += ", which is no name of a model on the hub."
         raise InputError(message, "Write it as organisation/name, or search again.")
 
-    return kind, named
+    return kind, name
 
 
 def _read(
@@ -536,6 +507,11 @@ def _read(
     *,
     sees: bool = False,
 ) -> HuggingFaceModel:
+    """The model of a name of that kind, for a task or, without one, for its own.
+
+    Raises:
+        InputError: there is none, or it is not for that task.
+    """
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
     if sees and task is not None and TASKS[task].of_texts:
         model = _read(kind, name, IMAGE_TEXT_TO_TEXT.name, trusted)
@@ -545,33 +521,30 @@ def _read(
         message = f"{name} is a pipeline of diffusers, which teaches no other model."
         raise InputError(message, _OTHER_MODELS)
 
+    if kind == "directory":
+        return read_directory(name, task=task, trust_remote_code=trusted)
     if kind != "preset":
-        return (read_directory if kind == "directory" else read_hub)(
-            name,
-            task=task,
-            trust_remote_code=trusted,
-        )
+        return read_hub(name, task=task, trust_remote_code=trusted)
 
     model = preset_model(name)
     if task in (None, model.task):
         return model
 
-    return dataclasses.replace(
-        model,
-        task=chosen_task(
-            model.config,
-            task,
-            f"the preset {name}",
-        ),
-    )
+    task = chosen_task(model.config, task, f"the preset {name}")
+    return dataclasses.replace(model, task=task)
 
 
 def _existing(model: str) -> Path | None:
+    """The path of a file or a directory of that name; None where there is none."""
     if not model:
         return None  # Path("") would be the current directory
+
     try:
         path = Path(model).expanduser()
-        return path if path.exists() else None
+        if path.exists():
+            return path
     # too long for a file name, no such user, a null character
     except (OSError, RuntimeError, ValueError):
         return None
+
+    return None

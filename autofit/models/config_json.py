@@ -1,7 +1,8 @@
 """A Hugging Face config.json, in a directory or on the hub, read into a HuggingFaceModel.
 
-Weights are never touched. Reading a config runs transformers' checks, and with permission code that comes with the
-checkpoint, so anything can be raised on the way; each error is reported as one sentence about the config.
+Weights are never touched. Reading a config runs transformers' checks, and with permission code that
+comes with the checkpoint, so anything can be raised on the way; each error is reported as one
+sentence about the config.
 """
 
 import json
@@ -57,8 +58,11 @@ def check_weights(weights: str | Path) -> None:
 
 
 def check_directory(path: str | Path) -> Path:
-    """The whole path of a directory; an InputError unless it has a config.json that can be read. Loads no transformers.
-    Whether the file is JSON is for transformers to report, but for what it does not expect."""
+    """The whole path of a directory; an InputError unless it has a config.json that can be read.
+
+    Loads no transformers. Whether the file is JSON is for transformers to report, but for what it
+    does not expect.
+    """
     path = expanded(path, "the directory of a model").resolve()
     file = path / "config.json"
     try:
@@ -89,9 +93,13 @@ def read_directory(
     task: str | None = None,
     trust_remote_code: bool = False,
 ) -> HuggingFaceModel:
-    """The model that a directory's config.json describes, for the task that is asked for or, without one, that its
-    class says. Raises InputError: no config.json, one that cannot be read, a model that is not supported, or code that
-    is not trusted."""
+    """The model that a directory's config.json describes, for the task that is asked for or,
+    without one, that its class says.
+
+    Raises:
+        InputError: no config.json, one that cannot be read, a model that is not supported, or code
+            that is not trusted.
+    """
     path = check_directory(path)
     source = {"kind": "directory", "path": str(path)}
 
@@ -114,10 +122,16 @@ def read_hub(
     task: str | None = None,
     trust_remote_code: bool = False,
 ) -> HuggingFaceModel:
-    """The model of a hub id; only its config.json is fetched, from the cache where there is no network. Raises
-    InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted."""
+    """The model of a hub id; only its config.json is fetched, from the cache where there is no
+    network.
+
+    Raises:
+        InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or
+            code not trusted.
+    """
     source = {"kind": "hub", "model": model_id}
-    # The name is also that of the run directory, where the organisation's slash would be in the way.
+    # The name is also that of the run directory, where the organisation's slash would be in the
+    # way.
     name = model_id.rpartition("/")[2]
     fetched = answers_for(model_id)
     label = f"the config.json of {model_id}"
@@ -267,16 +281,22 @@ def _check_trust(origin: _Origin) -> None:
 
 
 def answers_for(model_id: str) -> bool:
-    """Whether the hub answers for a model's config, if only that there is none; False: only the cache can be used. The
-    hub's own client retries for minutes before it reports that nobody answers. Raises InputError: it does not answer,
-    and nothing of the model is in the cache."""
+    """Whether the hub answers for a model's config, if only that there is none; False: only the
+    cache can be used.
+
+    The hub's own client retries for minutes before it reports that nobody answers.
+
+    Raises:
+        InputError: it does not answer, and nothing of the model is in the cache.
+    """
     from huggingface_hub import constants, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE:
         return False
     timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _SECONDS)
     errors: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    # In a thread that nobody waits for: looking up the name of a host can take longer than any limit of a request.
+    # In a thread that nobody waits for: looking up the name of a host can take longer than any
+    # limit of a request.
     threading.Thread(target=lambda: errors.put(_ask(model_id, timeout)), daemon=True).start()
     try:
         error = errors.get(timeout=timeout)

@@ -1,7 +1,8 @@
 """Training for quantised inference: linear layers that round their weights and inputs as that will.
 
-torchao's layers take the place of plain ones (QAT, pytorch.org/blog/quantization-aware-training). What is
-trained stays as wide as it was; each product makes rounded copies of a weight and of its inputs.
+torchao's layers take the place of plain ones (QAT, pytorch.org/blog/quantization-aware-training).
+What is trained stays as wide as it was; each product makes rounded copies of a weight and of its
+inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`file.py:function` and `package.module:function`: a workload made by the user's own code.
 
-Probe processes inherit the import path but cannot import a file that was loaded under a made-up name, so such a file is
-registered to be pickled by value.
+Probe processes inherit the import path but cannot import a file that was loaded under a made-up
+name, so such a file is registered to be pickled by value.
 """
 
 import contextlib
@@ -29,9 +29,11 @@ from autofit.core.workload import Workload
 def is_function(text: str) -> bool:
     """Whether the text has the form `file.py:function` or `package.module:function`."""
     module, colon, function = text.rpartition(":")
-    dotted = all(part.isidentifier() for part in module.split("."))
-
-    return bool(colon) and (module.endswith(".py") or (dotted and function.isidentifier()))
+    if not colon:
+        return False
+    if module.endswith(".py"):
+        return True
+    return all(part.isidentifier() for part in (*module.split("."), function))
 
 
 def function_workload(
@@ -40,16 +42,23 @@ def function_workload(
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
 ) -> Workload:
-    """Load the module, call the function, and take its workload. Raises InputError: no such file, module or function;
-    either of them raised; not a Workload came back; or another sequence length was asked for than the function's data
-    has."""
+    """Load the module, call the function, and take its workload.
+
+    Raises:
+        InputError: no such file, module or function; either of them raised; not a Workload came
+            back; or another sequence length was asked for than the function's data has.
+    """
     module_name, _, name = reference.rpartition(":")
     make_importable(reference)
+    source = reference
+    stem = module_name
     if module_name.endswith(".py"):
         path = expanded(module_name).absolute()
-        module, source, stem = _load_file(path), f"{path}:{name}", path.stem
+        module = _load_file(path)
+        source = f"{path}:{name}"
+        stem = path.stem
     else:
-        module, source, stem = _load_module(module_name), reference, module_name
+        module = _load_module(module_name)
 
     function = _function(module, name, module_name)
     with _blamed_on_user(f"calling {reference}"):
@@ -58,9 +67,10 @@ def function_workload(
         message = f"{reference} returned {_article(workload)}, not a Workload."
         raise InputError(message, "Let the function return autofit.Workload(model=..., batch=...).")
 
-    if sequence_length not in (None, workload.sequence_length):
-        own = workload.sequence_length or "none"
-        message = f"the sequence length of {reference} is its own ({own}) and cannot be set to {sequence_length}."
+    own = workload.sequence_length
+    if sequence_length not in (None, own):
+        message = f"the sequence length of {reference} is its own ({own or 'none'})"
+        message += f" and cannot be set to {sequence_length}."
         raise InputError(message, "Change it in the function.")
 
     changes: dict[str, Any] = {"source": {"kind": "function", "function": source}}
@@ -73,13 +83,15 @@ def function_workload(
 
 
 def names_transformers(reference: str) -> bool:
-    """Whether the file of a function names Hugging Face's libraries; True for a module, whose file only importing its
-    packages would find."""
+    """Whether the file of a function names Hugging Face's libraries; True for a module, whose file
+    only importing its packages would find."""
     module, _, _ = reference.rpartition(":")
+    if not module.endswith(".py"):
+        return True
+
     with contextlib.suppress(OSError):  # told when it is loaded
-        return not module.endswith(".py") or bool(
-            re.search(rb"transformers|peft", check_regular(expanded(module)).read_bytes())
-        )
+        code = check_regular(expanded(module)).read_bytes()
+        return re.search(rb"transformers|peft", code) is not None
 
     return True
 
@@ -124,36 +136,39 @@ def _load_module(name: str) -> ModuleType:
 
 
 def make_importable(reference: str) -> None:
-    """Let modules beside a function's be imported: now, by functions called later, and by probes, which inherit the
-    path."""
+    """Let modules beside a function's be imported: now, by functions called later, and by probes,
+    which inherit the path."""
     module_name, _, _ = reference.rpartition(":")
-    folder = expanded(module_name).absolute().parent if module_name.endswith(".py") else Path.cwd()
+    folder = Path.cwd()
+    if module_name.endswith(".py"):
+        folder = expanded(module_name).absolute().parent
+
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # first, as Python does for a script
     importlib.invalidate_caches()
 
 
 def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]:
-    own = [
-        key
-        for key, value in vars(module).items()
-        if getattr(value, "__module__", None) == module.__name__
-    ]
-    functions = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
+    """A function of a user's module; `label` is what errors call that.
+
+    Raises:
+        InputError: there is none of that name, or it is no function.
+    """
+    functions = []
+    for key, value in vars(module).items():
+        is_own = getattr(value, "__module__", None) == module.__name__
+        if is_own and callable(value) and not key.startswith("_"):
+            functions.append(key)
+
     if not functions and not hasattr(module, name):
-        raise InputError(
-            f"{label} has no functions.",
-            "Write one that returns autofit.Workload(model=..., batch=...).",
-        )
-
+        remedy = "Write one that returns autofit.Workload(model=..., batch=...)."
+        raise InputError(f"{label} has no functions.", remedy)
     if not name:
-        raise InputError(
-            f"{label}: names no function.",
-            f"Write {label}:NAME, with one of {', '.join(functions)}.",
-        )
-
+        remedy = f"Write {label}:NAME, with one of {', '.join(functions)}."
+        raise InputError(f"{label}: names no function.", remedy)
     if not hasattr(module, name):
         raise unknown(f"{label} function", name, functions)
+
     function = getattr(module, name)
     if not callable(function):
         message = f"{name} in {label} is not a function but {_article(function)}."
@@ -174,21 +189,23 @@ def _where(error: BaseException) -> str:
     """The innermost line of the user's own code: not autofit's, not a library's or an importer's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
-    own = str(Path(__file__).parents[1])
-    libraries = (
-        "<",
-        own,
-        *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")),
-    )
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if not each.filename.startswith(libraries)
-    ]
 
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    own = str(Path(__file__).parents[1])
+    libraries = ["<", own]
+    libraries += [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(tuple(libraries)):
+            return f" at {frame.filename}:{frame.lineno}"
+
+    return ""
 
 
 def _article(value: object) -> str:
+    """What a value is, with its article."""
+    if value is None:
+        return "None"
+
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    if name[0].lower() in "aeiou":
+        return f"an {name}"
+    return f"a {name}"

@@ -1,7 +1,7 @@
 """Output layers that tools put in the place of a model's own, or beside it.
 
-Each keeps the class of the model that transformers makes, so that adapters, quantisation and wrappers
-find its parts where they are.
+Each keeps the class of the model that transformers makes, so that adapters, quantisation and
+wrappers find its parts where they are.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# The rows of the head's weight that are read. Which ones they are decides what is learnt, and nothing of
-# memory and time.
+# The rows of the head's weight that are read. Which ones they are decides what is learnt, and
+# nothing of memory and time.
 _WORDS = (0, 1)
 _DROPOUT = 0.1  # before TRL's value head
 _ENDINGS = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
 
 
 def read_two_words(model: nn.Module) -> None:
-    """Let the head of a language model give one number for each token: how much more likely one word is than
-    another one as the next. Its weight stays whole.
+    """Let the head of a language model give one number for each token: how much more likely one
+    word is than another one as the next. Its weight stays whole.
 
     Raises:
         InputError: the model has no linear head.
@@ -37,8 +37,8 @@ def read_two_words(model: nn.Module) -> None:
 
 
 def score_texts(model: nn.Module, numbers: int) -> None:
-    """Put a new head on a model that generates texts, which gives some numbers for each text: those of its
-    last token. As ms-swift makes classifiers of models that transformers has none of.
+    """Put a new head on a model that generates texts, which gives some numbers for each text: those
+    of its last token. As ms-swift makes classifiers of models that transformers has none of.
 
     Raises:
         InputError: the model has no linear head.
@@ -53,8 +53,8 @@ def score_texts(model: nn.Module, numbers: int) -> None:
 
 
 def add_value_head(model: nn.Module) -> None:
-    """Put a head beside a language model's own, which gives one number for each token, and holds all logits
-    in float32 as well. As TRL's AutoModelForCausalLMWithValueHead.
+    """Put a head beside a language model's own, which gives one number for each token, and holds
+    all logits in float32 as well. As TRL's AutoModelForCausalLMWithValueHead.
 
     Raises:
         InputError: the model has no linear head.
@@ -70,8 +70,8 @@ def add_value_head(model: nn.Module) -> None:
 
 
 def pass_hidden_states(model: nn.Module) -> None:
-    """Let the head of a language model give what it is given, the hidden state of each token. Its weight stays,
-    as where ms-swift trains embeddings.
+    """Let the head of a language model give what it is given, the hidden state of each token. Its
+    weight stays, as where ms-swift trains embeddings.
 
     Raises:
         InputError: the model has no linear head.
@@ -112,7 +112,8 @@ def _in_place_of(head: nn.Linear, kind: Any) -> nn.Module:
 
 
 def _name_of_classifier(kind: type) -> str:
-    """What a class of this name is called that tells classes, which the tasks of models are known by."""
+    """What a class of this name is called that tells classes, which the tasks of models are known
+    by."""
     name = kind.__name__
     for ending in _ENDINGS:
         name = name.removesuffix(ending)

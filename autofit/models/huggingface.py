@@ -1,7 +1,7 @@
 """Hugging Face models as workloads: the model factory, and the batch factory that fits it.
 
-transformers and torch are imported where a config or a model is made, so that importing this file, and with it the CLI,
-stays cheap.
+transformers and torch are imported where a config or a model is made, so that importing this file,
+and with it the CLI, stays cheap.
 """
 
 import copy
@@ -45,8 +45,9 @@ _WRONG_CONFIG = (
 
 
 # Keys of a `source:` for what of a model is trained, how far gradients flow back, whether images
-# stand in texts, how linear layers round, how many texts a sample has, which head the model is given,
-# whether checkpointing spares what is frozen, how its MLPs are tiled, and which keys its config has besides.
+# stand in texts, how linear layers round, how many texts a sample has, which head the model is
+# given, whether checkpointing spares what is frozen, how its MLPs are tiled, and which keys its
+# config has besides.
 PARTS = "parts"
 ASKS_INPUTS = "asks_inputs"
 SEES = "sees"
@@ -60,10 +61,11 @@ OPTIONS = "options"
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """() -> the model with random float32 weights: a task and a config.json, held as plain data that can be pickled.
+    """() -> the model with random float32 weights: a task and a config.json, held as plain data
+    that can be pickled.
 
-    `source` says where the config came from; code that comes with a checkpoint is fetched from there, and only when
-    `trust_remote_code` allows it.
+    `source` says where the config came from; code that comes with a checkpoint is fetched from
+    there, and only when `trust_remote_code` allows it.
 
     Attributes:
         parts: what is trained (`models.trained_parts`), where not all of it is.
@@ -93,8 +95,11 @@ class HuggingFaceModel:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> "nn.Module":
-        """Build the model on the current default device. Raises InputError: the config describes no model that can be
-        built."""
+        """Build the model on the current default device.
+
+        Raises:
+            InputError: the config describes no model that can be built.
+        """
         import torch
         import transformers
 
@@ -103,7 +108,8 @@ class HuggingFaceModel:
         vars(config).pop("quantization_config", None)
         auto = getattr(transformers, self.auto_class())
         try:
-            # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
+            # float32 whatever config.json says: what holds the weights is decided by the precision
+            # that is searched.
             model: nn.Module = auto.from_config(
                 config,
                 dtype=torch.float32,
@@ -172,12 +178,8 @@ class HuggingFaceModel:
         elif self.head:
             task = CAUSAL_LM
 
-        found = auto_class(
-            task,
-            str(self.config.get("model_type")),
-            self.config.get("architectures") or (),
-        )
-
+        kind = str(self.config.get("model_type"))
+        found = auto_class(task, kind, self.config.get("architectures") or ())
         return found or task.auto_class
 
     def arguments(self) -> tuple[str, ...]:
@@ -188,21 +190,24 @@ class HuggingFaceModel:
         mapping = getattr(transformers, self.auto_class())._model_mapping
         if type(config) not in mapping:
             return ()
-        classes = mapping[type(config)]
-        classes = classes if isinstance(classes, tuple) else (classes,)
-        names = set(self.config.get("architectures") or ())
 
-        return forward_arguments(
-            next((each for each in classes if each.__name__ in names), classes[0])
-        )
+        classes = mapping[type(config)]
+        if not isinstance(classes, tuple):
+            classes = (classes,)
+
+        names = self.config.get("architectures") or ()
+        for model_class in classes:
+            if model_class.__name__ in names:
+                return forward_arguments(model_class)
+        return forward_arguments(classes[0])
 
     def longest(self) -> int | None:
         """The most tokens that a sample can have; None where the config sets no limit."""
         return positions(self.transformers_config().get_text_config())
 
     def stretched(self, tokens: int) -> Self:
-        """The same for samples of so many tokens, also where it was made for fewer and its positions are turned
-        (RoPE), not learnt."""
+        """The same for samples of so many tokens, also where it was made for fewer and its
+        positions are turned (RoPE), not learnt."""
         text = self.transformers_config().get_text_config()
         longest = positions(text)
         is_turned = getattr(text, "rope_parameters", None) is not None
@@ -218,7 +223,8 @@ class HuggingFaceModel:
         from transformers import CONFIG_MAPPING, AutoConfig
 
         if self.trust_remote_code and "auto_map" in self.config:
-            # From the cache: it was fetched when the model was resolved, and a probe must not wait for a network.
+            # From the cache: it was fetched when the model was resolved, and a probe must not wait
+            # for a network.
             origin = self.source.get("path") or self.source["model"]
             config = AutoConfig.from_pretrained(
                 origin,
@@ -239,14 +245,12 @@ class HuggingFaceModel:
         if self.sees and task.has_new_head:
             config.tie_word_embeddings = False  # the head is another one
         if task.pools_texts and padding(text) is None:
-            text.pad_token_id = (
-                0  # decoders find the last token of each sample by it, and refuse batches without
-            )
+            # decoders find the last token of each sample by it, and refuse batches without
+            text.pad_token_id = 0
 
-        shifted = (
-            task.labels == "other tokens" or self.config["model_type"] == "vision-encoder-decoder"
-        )
-        if shifted and getattr(config, "decoder_start_token_id", None) is None:
+        is_encoder_decoder = self.config["model_type"] == "vision-encoder-decoder"
+        are_shifted = task.labels == "other tokens" or is_encoder_decoder
+        if are_shifted and getattr(config, "decoder_start_token_id", None) is None:
             # before the labels, which are the decoder's input
             config.decoder_start_token_id = padding(config) or 0
 
@@ -268,16 +272,18 @@ def huggingface_workload(
         loss_options: of that loss, such as {"beta": 0.2}.
 
     Raises:
-        InputError: a sequence length the model cannot have, a config without what the data is made from, or a model
-            that the task asks and that is not given.
+        InputError: a sequence length the model cannot have, a config without what the data is made
+            from, or a model that the task asks and that is not given.
     """
     task = TASKS[model.task]
     config = model.transformers_config()
     kind = str(model.config.get("model_type"))
-    names = map(str, model.config.get("architectures") or ())
-    takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    depends = takes_more or model.sees or not task.reads_text
-    arguments = model.arguments() if depends else ()
+    names = set(map(str, model.config.get("architectures") or ()))
+    takes_more = any(not names.isdisjoint(model_classes(auto, kind)) for auto in MULTIMODAL)
+
+    arguments: tuple[str, ...] = ()
+    if takes_more or model.sees or not task.reads_text:
+        arguments = model.arguments()
     asked = Asked(
         model.name,
         task,
@@ -287,36 +293,26 @@ def huggingface_workload(
         model.sees,
         model.texts,
     )
-    has_several = task.of_texts and task.medium != "preferences" and (model.sees or model.texts > 1)
-    batch: Any = several_texts(asked) if has_several else BATCHES[task.medium](asked)
 
-    notes = []
-    if takes_more and task.reads_text and not model.sees:
-        seeing = IMAGE_TEXT_TO_TEXT
-        images = (
-            f"; --task {seeing.name} trains it on images, too" if auto_class(seeing, kind) else ""
-        )
-        notes.append(
-            f"{model.name} takes more than text, and is trained here on text alone{images}."
-        )
+    unit = task.unit
+    batches: Callable[[Asked], Any] = BATCHES[task.medium]
+    is_of_answers = task.medium == "preferences"
+    if task.of_texts and not is_of_answers and (model.sees or model.texts > 1):
+        unit = "samples"
+        batches = several_texts
+    batch = batches(asked)
 
-    if stored := model.config.get("quantization_config"):
-        what = (
-            f"the checkpoint holds {stored['quant_method']} weights, dequantised as they are loaded"
-        )
-        notes.append(f"{what}: figures are of the dequantised.")
-
-    if model.parts:
-        notes.append(f"of {model.name} only {', '.join(model.parts)} is trained.")
     loss = getattr(batch, "loss", None)
     if loss is None and task.name in LOSSES:
         loss = LOSSES[task.name]()
-
-    source = dict(model.source)
     if loss_options is not None:
         loss = with_options(loss, loss_options)
+
+    source = dict(model.source)
     if loss_options:
         source["loss_options"] = dict(loss_options)
+    if effective_batch_size is None:
+        effective_batch_size = EFFECTIVE_BATCH_SIZE
 
     return Workload(
         model=model,
@@ -324,18 +320,40 @@ def huggingface_workload(
         loss=loss,
         frozen=_frozen_models(task, frozen or {}),
         precomputes=hasattr(loss, "precomputed"),
-        effective_batch_size=EFFECTIVE_BATCH_SIZE
-        if effective_batch_size is None
-        else effective_batch_size,
-        unit="samples" if has_several else task.unit,
+        effective_batch_size=effective_batch_size,
+        unit=unit,
         sequence_length=getattr(batch, "sequence_length", None),
         task=model.task,
         name=model.name,
         reduction=reduction_of(task, config),
         count=getattr(batch, "count", None),
         source=source,
-        notes=tuple(notes),
+        notes=_notes(model, takes_more=takes_more),
     )
+
+
+def _notes(model: HuggingFaceModel, *, takes_more: bool) -> tuple[str, ...]:
+    """Sentences on what is trained otherwise than its name says.
+
+    Args:
+        takes_more: whether the model takes more than text.
+    """
+    notes = []
+    if takes_more and TASKS[model.task].reads_text and not model.sees:
+        note = f"{model.name} takes more than text, and is trained here on text alone"
+        if auto_class(IMAGE_TEXT_TO_TEXT, str(model.config.get("model_type"))):
+            note += f"; --task {IMAGE_TEXT_TO_TEXT.name} trains it on images, too"
+        notes.append(f"{note}.")
+
+    stored = model.config.get("quantization_config")
+    if stored:
+        method = stored["quant_method"]
+        what = f"the checkpoint holds {method} weights, dequantised as they are loaded"
+        notes.append(f"{what}: figures are of the dequantised.")
+
+    if model.parts:
+        notes.append(f"of {model.name} only {', '.join(model.parts)} is trained.")
+    return tuple(notes)
 
 
 def of_length(workload: Workload, sequence_length: int) -> Workload:
@@ -355,16 +373,19 @@ def of_length(workload: Workload, sequence_length: int) -> Workload:
 
 
 def _frozen_models(
-    task: Task, given: Mapping[str, Callable[[], Any]]
+    task: Task,
+    given: Mapping[str, Callable[[], Any]],
 ) -> dict[str, Callable[[], Any] | None]:
-    """The models that a task's loss asks, by name; None for a copy of the trained one."""
+    """The models that a task's loss asks, by name; None for a copy of the trained one.
+
+    Raises:
+        InputError: one is not given.
+    """
     asked: dict[str, Callable[[], Any] | None] = {}
     for name in task.frozen:
         asked[name] = given.get(name)
         if asked[name] is None and name != REFERENCE:
-            raise InputError(
-                f"{task.name} asks a {name}, and none is given.",
-                f"Give one: --{name} MODEL, or {name}= in Python.",
-            )
+            remedy = f"Give one: --{name} MODEL, or {name}= in Python."
+            raise InputError(f"{task.name} asks a {name}, and none is given.", remedy)
 
     return asked

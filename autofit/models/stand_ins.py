@@ -2,15 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from autofit.core.errors import InputError
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.tasks.masked_lm import MASKED_LM
-from autofit.models import Preset, load_preset, preset_names
+from autofit.models.presets import Preset, load_preset, preset_names
 
 # Words of a name that change its weights and not its sizes.
 _OF_WEIGHTS = re.compile(
@@ -26,7 +25,8 @@ _BILLIONS = re.compile(r"(?<![\dx.a-z])(\d+(?:[._]\d+)?)\s?b\b", re.IGNORECASE)
 _MILLIONS = re.compile(r"(?<![\dx.a-z])(\d+)\s?m\b", re.IGNORECASE)
 _QUANTISED = re.compile(r"awq|gptq|aqlm|nvfp4|fp4|bnb|int4|int8|4bit|8bit", re.IGNORECASE)
 
-# What the name of a model of each kind has, before that of a decoder of texts with one MLP in a block.
+# What the name of a model of each kind has, before that of a decoder of texts with one MLP in a
+# block.
 _VISION = re.compile(
     r"vl\d*\b|vision|omni|multimodal|pixtral|llava|intern-?vl|ocr|paligemma|idefics"
     r"|molmo|ovis|\d+v\b|-v\b|e\db\b",
@@ -110,12 +110,15 @@ def stand_in(
         return same.name, f"{name} is taken to have the sizes of {same.name}."
 
     shorter = _same(name, presets)
-    if shorter is not None and shorter.config["model_type"] in _LEARNT:
-        message = f"{name} takes samples of at most {_positions(shorter)} tokens, not {tokens}."
-        raise InputError(message, "Correct their length, or give another --model.")
+    wanted = _parameters(name)
+    if shorter is not None:
+        wanted = shorter.parameters
+        if shorter.config["model_type"] in _LEARNT:
+            most = _positions(shorter)
+            message = f"{name} takes samples of at most {most} tokens, not {tokens}."
+            raise InputError(message, "Correct their length, or give another --model.")
 
     nearest = same
-    wanted = _parameters(name) if shorter is None else shorter.parameters
     if nearest is None and wanted is not None:
         nearest = _nearest(_last(name), wanted, long_enough, layers, task)
     if nearest is None and stretches and shorter is not None:
@@ -123,34 +126,41 @@ def stand_in(
     if nearest is None:
         raise _unknown(name, layers)
 
+    size = f"{nearest.parameters / 1e9:.2g}B"
     return nearest.name, (
-        f"the config.json of {name} cannot be reached: {nearest.name} "
-        f"({nearest.parameters / 1e9:.2g}B) stands for it; --model DIRECTORY gives its own."
+        f"the config.json of {name} cannot be reached: {nearest.name} ({size}) stands for it; "
+        "--model DIRECTORY gives its own."
     )
 
 
 def _same(name: str, presets: Iterable[Preset]) -> Preset | None:
     """The one of the same sizes by its name: the whole of it, or a part that no other word of the
     name speaks against (Skywork-Reward-V2-Qwen3-8B is a Qwen3-8B)."""
-    named = [(each, preset) for preset in presets for each in _names(preset)]
+    named = []
+    for preset in presets:
+        named += [(known, preset) for known in _names(preset)]
+
     for reduced in (_last, _plain):
         whole = reduced(name)
-        for each, preset in named:
-            if whole == reduced(each):
+        for known, preset in named:
+            if whole == reduced(known):
                 return preset
 
     plain = _plain(name)
-    found: list[tuple[int, Preset]] = []
-    for each, preset in named:
-        part = _plain(each)
+    longest = 0
+    found = None
+    for known, preset in named:
+        part = _plain(known)
         match = re.search(rf"(?<![\w.]){re.escape(part)}(?![\w.])", plain)
-        if match is None:
+        if match is None or len(part) <= longest:
             continue
+
         rest = plain[: match.start()] + plain[match.end() :]
         if _parameters(rest) is None and _special(rest) is None:
-            found.append((len(part), preset))
+            longest = len(part)
+            found = preset
 
-    return max(found, key=lambda each: each[0])[1] if found else None
+    return found
 
 
 def _nearest(
@@ -162,12 +172,30 @@ def _nearest(
 ) -> Preset | None:
     """The preset of the same kind whose size is nearest: first of the same family, then of another
     that is alike; None where none is near."""
-    is_seeing = task == IMAGE_TEXT_TO_TEXT.name
-    kind = "vision" if is_seeing else _special(name)
-    if kind is None and name.startswith(_DENSE):
+    kind = _special(name)
+    if task == IMAGE_TEXT_TO_TEXT.name:
+        kind = "vision"
+    elif kind is None and name.startswith(_DENSE):
         kind = "decoders"
     if kind in (None, "sound"):
         return None
+
+    has_experts = bool(_EXPERTS.search(name))
+
+    def is_alike(preset: Preset) -> bool:
+        if "hybrids" in (kind, preset.kind):
+            return kind == preset.kind
+        if _has_experts(preset) != has_experts:
+            return False
+        if preset.kind == kind:
+            return True
+        # Some take images, too, without a word of it in their names.
+        return kind != "vision" and preset.kind == "vision" and not _VISION.search(preset.name)
+
+    def is_other(preset: Preset) -> bool:
+        if kind == "decoders":
+            return preset.config["model_type"] in _PLAIN and set(layers) <= set(_LAYERS)
+        return kind != "hybrids" and preset.kind == kind and is_alike(preset)
 
     def ratio(preset: Preset) -> float:
         return max(preset.parameters, wanted) / min(preset.parameters, wanted)
@@ -175,33 +203,15 @@ def _nearest(
     def order(preset: Preset) -> tuple[float, bool, int]:
         return round(ratio(preset), 1), preset.kind != kind, -_common(preset.name, name)
 
-    def best(candidates: Callable[[Preset], bool], most: float) -> Preset | None:
-        near = [each for each in presets if candidates(each) and ratio(each) <= most]
+    def best(candidates: list[Preset], most: float) -> Preset | None:
+        near = [preset for preset in candidates if ratio(preset) <= most]
         return min(near, key=order, default=None)
 
-    has_experts = bool(_EXPERTS.search(name))
-
-    def is_alike(preset: Preset) -> bool:
-        if kind == "hybrids" or preset.kind == "hybrids":
-            return kind == preset.kind
-        if _has_experts(preset) != has_experts:
-            return False
-        # Some take images, too, without a word of it in their names.
-        is_plain_vision = preset.kind == "vision" and not _VISION.search(preset.name)
-
-        return preset.kind == kind or (kind != "vision" and is_plain_vision)
-
-    def is_family(preset: Preset) -> bool:
-        return _family(preset.name) == _family(name) and is_alike(preset)
-
-    def is_other(preset: Preset) -> bool:
-        if kind == "decoders":
-            return preset.config["model_type"] in _PLAIN and set(layers) <= {*_LAYERS}
-        return kind != "hybrids" and preset.kind == kind and is_alike(preset)
-
-    found = best(is_family, _MOST) or best(is_other, _MOST)
+    own = _family(name)
+    of_family = [preset for preset in presets if _family(preset.name) == own and is_alike(preset)]
+    found = best(of_family, _MOST) or best(list(filter(is_other, presets)), _MOST)
     if found is None and kind != "decoders":
-        found = best(is_family, _MOST_OF_KIND)
+        found = best(of_family, _MOST_OF_KIND)
     return found
 
 
@@ -215,17 +225,18 @@ def _special(name: str) -> str | None:
 
 
 def _has_experts(preset: Preset) -> bool:
-    keys = {*preset.config, *preset.config.get("text_config", ())}
-    is_named = preset.kind == "experts" or _EXPERTS.search(preset.name) is not None
-    return is_named or any("experts" in key for key in keys)
+    """Whether it is a mixture of experts, by its kind, its name or its config."""
+    if preset.kind == "experts" or _EXPERTS.search(preset.name):
+        return True
+
+    text = preset.config.get("text_config", {})
+    return any("experts" in key for key in (*preset.config, *text))
 
 
 def _positions(preset: Preset) -> float:
     """The most tokens that it takes."""
-    config: dict[str, Any] = {
-        **preset.config,
-        **preset.config.get("text_config", {}),
-    }
+    text = preset.config.get("text_config", {})
+    config = {**preset.config, **text}
     for key in _POSITIONS:
         if key in config:
             return int(config[key])
@@ -234,16 +245,21 @@ def _positions(preset: Preset) -> float:
 
 
 def _unknown(name: str, layers: Collection[str]) -> InputError:
+    """The error that no preset is like a model."""
+    having = ""
     others = [layer for layer in layers if layer not in _LAYERS]
-    having = f" with layers named {', '.join(others)}" if others else ""
-    message = f"the config.json of {name} cannot be reached, and no preset{having} is like it."
+    if others:
+        having = f" with layers named {', '.join(others)}"
 
+    message = f"the config.json of {name} cannot be reached, and no preset{having} is like it."
     return InputError(message, "Give a directory that holds it: --model DIRECTORY.")
 
 
 def _names(preset: Preset) -> tuple[str, ...]:
-    hub = () if preset.hub is None else (preset.hub,)
-    return (preset.name, *hub, *preset.also)
+    """All that a preset is called, and models of the same sizes."""
+    if preset.hub is None:
+        return preset.name, *preset.also
+    return preset.name, preset.hub, *preset.also
 
 
 def _last(name: str) -> str:
@@ -267,16 +283,21 @@ def _plain(name: str) -> str:
 
 def _common(one: str, other: str) -> int:
     """How many characters two names begin with alike."""
-    for count, (left, right) in enumerate(zip(one, other, strict=False)):
+    count = 0
+    for left, right in zip(one, other, strict=False):
         if left != right:
-            return count
+            break
+        count += 1
 
-    return min(len(one), len(other))
+    return count
 
 
 def _family(name: str) -> str:
+    """The letters that a name begins with."""
     found = re.match(r"[a-z]+", name)
-    return found[0] if found else name
+    if found is None:
+        return name
+    return found[0]
 
 
 def _parameters(name: str) -> float | None:

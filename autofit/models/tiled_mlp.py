@@ -1,5 +1,6 @@
-"""MLPs that are computed in tiles of a sequence, and again in the backward, so that what is inside of them
-is held of one tile at a time (Arctic long sequence training, arXiv:2506.13996, section 3.1.2)."""
+"""MLPs that are computed in tiles of a sequence, and again in the backward, so that what is inside
+of them is held of one tile at a time (Arctic long sequence training, arXiv:2506.13996, section
+3.1.2)."""
 
 from __future__ import annotations
 
@@ -121,10 +122,8 @@ def _in_tiles() -> Any:
 
             of_hidden = torch.zeros_like(hidden)
             of_trained = [torch.zeros_like(weight) for weight in ctx.trained]
-            parts = zip(
-                *(each.chunk(ctx.count, dim=-2) for each in (hidden, gradient, of_hidden)),
-                strict=True,
-            )
+            whole = (hidden, gradient, of_hidden)
+            parts = zip(*(tensor.chunk(ctx.count, dim=-2) for tensor in whole), strict=True)
             for tile, its_gradient, place in parts:
                 tile = tile.detach().requires_grad_(asks_inputs)
                 with (
@@ -133,7 +132,9 @@ def _in_tiles() -> Any:
                 ):
                     output = ctx.compute(tile)
 
-                inputs = [tile, *ctx.trained] if asks_inputs else [*ctx.trained]
+                inputs = list(ctx.trained)
+                if asks_inputs:
+                    inputs.insert(0, tile)
                 found = list(torch.autograd.grad(output, inputs, its_gradient))
                 if asks_inputs:
                     place.copy_(found.pop(0))

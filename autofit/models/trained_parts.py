@@ -1,11 +1,12 @@
 """Which parts of a model are trained, by the names of its modules: all else stays as it is.
 
-A part is the name of a module or of a parameter, as `named_parameters` has it: `model.language_model`,
-`lm_head`, `model.layers.31.mlp`. It stands for all parameters inside.
+A part is the name of a module or of a parameter, as `named_parameters` has it:
+`model.language_model`, `lm_head`, `model.layers.31.mlp`. It stands for all parameters inside.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
 
 
 def check_parts(parts: object) -> tuple[str, ...]:
-    """Parts as a tuple. Raises InputError for what is no list of names."""
+    """Parts as a tuple.
+
+    Raises:
+        InputError: they are no list of names.
+    """
     if isinstance(parts, list | tuple) and all(isinstance(part, str) and part for part in parts):
         return tuple(parts)
+
     message = f"what is trained must be a list of names of modules, not {shown(parts)}."
     raise InputError(message, "For example model.language_model.")
 
@@ -46,27 +52,32 @@ def train_parts(model: nn.Module, parts: Sequence[str]) -> None:
 
 
 def parts_of(trained: Collection[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The fewest parts that hold all trained parameters and no other; `names`: of all."""
-    frozen = [name for name in names if name not in trained]
+    """The fewest parts that hold all trained parameters and no other.
+
+    Args:
+        names: of all parameters.
+    """
     # Every module that holds something frozen, which no part can be.
-    mixed = set()
-    for name in frozen:
-        steps = name.split(".")
-        for length in range(len(steps) + 1):
-            mixed.add(".".join(steps[:length]))
+    mixed = {""}
+    for name in names:
+        if name not in trained:
+            mixed.update(_paths(name))
 
     parts: dict[str, None] = {}
     for name in names:
-        if name not in trained:
-            continue
-        steps = name.split(".")
-        prefixes = [".".join(steps[:length]) for length in range(1, len(steps) + 1)]
-        largest = next(prefix for prefix in prefixes if prefix not in mixed)
-        parts[largest] = None
+        if name in trained:
+            largest = next(path for path in _paths(name) if path not in mixed)
+            parts[largest] = None
 
     return tuple(parts)
 
 
+def _paths(name: str) -> list[str]:
+    """The modules that hold a parameter, the outermost first, and the parameter itself."""
+    return list(itertools.accumulate(name.split("."), "{}.{}".format))
+
+
 def _first_parts(names: Sequence[str]) -> list[str]:
     """The outermost two names of each parameter's path."""
-    return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
+    firsts = [_paths(name)[:2][-1] for name in names]
+    return list(dict.fromkeys(firsts))

@@ -1,4 +1,5 @@
-"""Denoisers: how each class of diffusers is asked for a prediction, and what it is told besides latents.
+"""Denoisers: how each class of diffusers is asked for a prediction, and what it is told besides
+latents.
 
 A new one is a function that asks it, one that says what it is told, and its line in DENOISERS.
 """

@@ -2,7 +2,8 @@
 
 By its noise (Ho et al. 2020, arXiv:2006.11239, equation 14), by the velocity between the two (v:
 Salimans and Ho 2022, arXiv:2202.00512, appendix D), or by that of a straight way from the noise to
-the picture (flow matching: Lipman et al. 2022, arXiv:2210.02747; as in arXiv:2403.03206, section 2).
+the picture (flow matching: Lipman et al. 2022, arXiv:2210.02747; as in arXiv:2403.03206, section
+2).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ BETA_SCHEDULES = ("linear", "scaled_linear", "squaredcos_cap_v2")
 
 @dataclass(frozen=True)
 class Diffusion:
-    """(model, batch) -> the mean squared error of the prediction, as diffusers' training scripts have it.
+    """(model, batch) -> the mean squared error of the prediction, as diffusers' training scripts
+    have it.
 
     A batch holds `latents` [samples, channels, (frames,) rows, columns], `noise` of the same shape,
     `timesteps` [samples] from 0 to 1000, and what its denoiser is told: `encoder_hidden_states`
@@ -65,7 +67,8 @@ class Diffusion:
 
     @classmethod
     def of(cls, model: Any, scheduler: Any) -> Self:
-        """The loss of a denoiser and a scheduler of diffusers: `pipeline.unet`, `pipeline.scheduler`.
+        """The loss of a denoiser and a scheduler of diffusers: `pipeline.unet`,
+        `pipeline.scheduler`.
 
         Raises:
             InputError: for a class or a scheduler that is not known.

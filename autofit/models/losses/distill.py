@@ -98,7 +98,7 @@ class Distill:
         last = ours.shape[-1] - 1
         is_unknown = tokens > last  # to the model, whose vocabulary is shorter
         ours = self._log_probabilities(ours).gather(-1, tokens.clamp(max=last))
-        known = [each.masked_fill(is_unknown, _NEVER) for each in (ours, theirs)]
+        known = [logs.masked_fill(is_unknown, _NEVER) for logs in (ours, theirs)]
 
         return self._between(*map(_with_others, known))
 

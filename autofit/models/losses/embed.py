@@ -119,8 +119,8 @@ class Embed:
 
 @dataclass(frozen=True)
 class EmbedByMicroBatch:
-    """The same of each micro-batch by itself, whose texts are told from one another alone: as ms-swift's
-    InfoNCE trains, of each text's last token and with a temperature of 0.1."""
+    """The same of each micro-batch by itself, whose texts are told from one another alone: as
+    ms-swift's InfoNCE trains, of each text's last token and with a temperature of 0.1."""
 
     scale: float = 10.0
 

@@ -1,5 +1,5 @@
-"""Language models that rank: a query and a passage are read together, and the score is how much more likely
-one word is than another as the next (Qwen3-Reranker, arXiv:2506.05176, section 2)."""
+"""Language models that rank: a query and a passage are read together, and the score is how much
+more likely one word is than another as the next (Qwen3-Reranker, arXiv:2506.05176, section 2)."""
 
 from __future__ import annotations
 

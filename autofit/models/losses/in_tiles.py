@@ -39,20 +39,24 @@ class InTiles:
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         causal = model
-        if hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None)):
+        has_adapters = hasattr(model, "peft_config")
+        if has_adapters and callable(getattr(model, "get_base_model", None)):
             causal = model.get_base_model()
+
         output = causal.base_model(**inputs, use_cache=False)
         hidden = output.last_hidden_state[:, :-1]
         labels = batch["labels"][:, 1:]
         mask = labels != IGNORED_LABEL
 
         head = causal.get_output_embeddings()
+        scale, cap = _scale_and_cap(causal.config.get_text_config())
         of_tokens = _log_probabilities().apply(
             hidden.reshape(-1, hidden.size(-1)),
             head.weight,
             head.bias,
             labels.clamp(min=0).reshape(-1),
-            *_scale_and_cap(causal.config.get_text_config()),
+            scale,
+            cap,
         )
         log_probabilities, _, _ = (
             value.view(mask.shape).masked_fill(~mask, 0) for value in of_tokens
@@ -72,17 +76,17 @@ def _scale_and_cap(config: Any) -> tuple[float, float | None]:
             return float(scale), cap
 
     divisor = getattr(config, "logits_scaling", None)
-    return (1.0 if divisor is None else 1 / divisor), cap
+    if divisor is None:
+        return 1.0, cap
+    return 1 / divisor, cap
 
 
 def _tiles(tokens: int, vocabulary: int) -> Iterator[tuple[slice, slice]]:
     """The tokens of each tile, and its part of the vocabulary."""
     for row in range(0, tokens, ROWS):
+        rows = slice(row, min(row + ROWS, tokens))
         for column in range(0, vocabulary, COLUMNS):
-            yield (
-                slice(row, min(row + ROWS, tokens)),
-                slice(column, min(column + COLUMNS, vocabulary)),
-            )
+            yield rows, slice(column, min(column + COLUMNS, vocabulary))
 
 
 @functools.cache
@@ -112,15 +116,18 @@ def _log_probabilities() -> Any:
         """Add a tile to the running sums of its tokens; `local`: where the targets are in it."""
         columns = tile.shape[1]
         values = logits(tile, scale, cap)
+
         before = torch.arange(columns, device=tile.device) < local.unsqueeze(-1)
         largest_before = values.masked_fill(~before, -math.inf).amax(-1)
         sums["before"].copy_(torch.maximum(sums["before"], largest_before))
+
         largest = torch.maximum(sums["largest"], values.amax(-1))
         again = torch.exp(sums["largest"] - largest)
         powers = torch.exp(values - largest.unsqueeze(-1))
         sums["powers"].mul_(again).add_(powers.sum(-1))
         sums["weighted"].mul_(again).add_((powers * values).sum(-1))
         sums["largest"].copy_(largest)
+
         is_inside = (local >= 0) & (local < columns)
         own = values.gather(-1, local.clamp(0, columns - 1).unsqueeze(-1)).squeeze(-1)
         sums["target"].copy_(torch.where(is_inside, own, sums["target"]))

@@ -1,5 +1,5 @@
-"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306): answers that are good or
-bad by themselves, without pairs."""
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306): answers that are good
+or bad by themselves, without pairs."""
 
 from __future__ import annotations
 

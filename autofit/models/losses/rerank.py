@@ -1,5 +1,5 @@
-"""Cross-encoders: a query and a passage are read together, and get one score (Nogueira and Cho 2019,
-arXiv:1901.04085)."""
+"""Cross-encoders: a query and a passage are read together, and get one score (Nogueira and Cho
+2019, arXiv:1901.04085)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KINDS = ("pointwise", "listwise")
 class Rerank:
     """(model, batch) -> the mean loss over queries with passages.
 
-    A sample is one text, a query with a passage: `labels` are [samples], from 0 to 1. Or it is a query
-    with several passages, a text each: `input_ids` are [samples, texts, tokens] and `labels`
+    A sample is one text, a query with a passage: `labels` are [samples], from 0 to 1. Or it is a
+    query with several passages, a text each: `input_ids` are [samples, texts, tokens] and `labels`
     [samples, texts].
 
     Args:

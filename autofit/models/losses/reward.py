@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Reward:
     """(model, batch) -> the mean loss over pairs of a better and a worse text.
 
-    The model gives a number for each text, [texts, 1], or for each token, [texts, tokens], of which that of
-    the last one counts.
+    The model gives a number for each text, [texts, 1], or for each token, [texts, tokens], of which
+    that of the last one counts.
 
     Args:
         center: the weight of the squared sum of both scores, which keeps them around zero

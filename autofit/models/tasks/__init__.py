@@ -1,4 +1,5 @@
-"""The part of tasks that needs torch or transformers: batches that stand for their data, and classes of models.
+"""The part of tasks that needs torch or transformers: batches that stand for their data, and
+classes of models.
 
 A task is a file of `core.tasks`; a file is here for each medium that batches are made of.
 """
@@ -20,8 +21,8 @@ from autofit.models.tasks.sound import sound_batches
 from autofit.models.tasks.text import text_batches
 from autofit.models.tasks.text_pairs import pair_batches
 
-# The batches of each medium: with `loss` for models that have none of their own, with `count` where what the loss is a
-# mean over is not what `Workload` takes by default.
+# The batches of each medium: with `loss` for models that have none of their own, with `count` where
+# what the loss is a mean over is not what `Workload` takes by default.
 BATCHES = {
     "text": text_batches,
     "pairs of texts": pair_batches,
@@ -35,8 +36,8 @@ BATCHES = {
 
 
 def auto_class(task: Task, kind: str, architectures: Iterable[object] = ()) -> str | None:
-    """The auto class that makes models of a kind (a model_type) for a task: the first that lists one of the classes
-    named, else the first that has any; None where there is none."""
+    """The auto class that makes models of a kind (a model_type) for a task: the first that lists
+    one of the classes named, else the first that has any; None where there is none."""
     known = [name for name in task.auto_classes if model_classes(name, kind)]
     if task.reads_text and task.name != text_task(kind).name:
         known = [name for name in known if name not in MULTIMODAL]

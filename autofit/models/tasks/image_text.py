@@ -22,7 +22,8 @@ _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
 _IN_PARTS = "llava_next"  # a kind that sees an image as a whole and in parts
 _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
-# Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
+# Under which keys configs have the tokens that stand for an image, for other media, and before and
+# behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
 _TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
@@ -32,41 +33,44 @@ _BEHIND = ("vision_end_token_id", "eoi_token_index")
 
 @dataclass(frozen=True)
 class RandomImageText:
-    """n -> token ids [n, sequence_length], which begin with an image's, their labels (-100 for the image), its pixels,
-    and what else the forward takes. `pixels` is the shape of one image's; patches of all images are one tensor, and
-    `grid` says how many each has, as [time, height, width]."""
+    """n -> token ids [n, sequence_length], which begin with an image's, their labels (-100 for the
+    image), its pixels, and what else the forward takes.
+
+    Attributes:
+        avoided: tokens that mean something else than text.
+        before, after: the tokens before and behind an image.
+        image_token: -1 where images are no tokens.
+        pixels: the shape of one image's; patches of all images are one tensor.
+        grid: how many patches each image has, as [time, height, width].
+        images: of a sample, where pixels have a dimension for them.
+        attended: whether a mask says which token sees which image.
+        sizes: height and width, for models that are told the size of each image.
+        shapes: rows and columns of its patches, for models that are told those.
+        types: arguments that tell an image's tokens from text.
+        question: the vocabulary of what reads the text beside the image, too, as InstructBLIP's
+            Q-Former.
+    """
 
     sequence_length: int
     vocab_size: int
-    avoided: tuple[int, ...]  # tokens that mean something else than text
-    before: tuple[int, ...]  # the image's tokens
-    image_token: int  # -1 where images are no tokens
+    avoided: tuple[int, ...]
+    before: tuple[int, ...]
+    image_token: int
     image_tokens: int
     after: tuple[int, ...]
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
-    images: int = 0  # of a sample, where pixels have a dimension for them
-    attended: bool = False  # whether a mask says which token sees which image
-    sizes: tuple[int, int] | None = (
-        None  # height and width, for models that are told the size of each image
-    )
-    shapes: tuple[int, int] | None = (
-        None  # rows and columns of its patches, for models that are told those
-    )
-    types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
-    question: int = (
-        0  # the vocabulary of what reads the text beside the image, too, as InstructBLIP's Q-Former
-    )
+    images: int = 0
+    attended: bool = False
+    sizes: tuple[int, int] | None = None
+    shapes: tuple[int, int] | None = None
+    types: tuple[str, ...] = ()
+    question: int = 0
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
-        head = [
-            *self.before,
-            *[self.image_token] * self.image_tokens,
-            *self.after,
-        ]
         ids = random_ids(
             (n, self.sequence_length),
             self.vocab_size - len(self.avoided),
@@ -75,60 +79,45 @@ class RandomImageText:
         )
         for token in sorted(self.avoided):
             ids = ids + (ids >= token)
+
+        image = [self.image_token] * self.image_tokens
+        head = [*self.before, *image, *self.after]
         ids[:, : len(head)] = torch.tensor(head, device="cpu")
         labels = ids.clone()
         labels[:, : len(head)] = -100
+
         batch = {"input_ids": ids, "labels": labels}
         for name in self.types:
             batch[name] = (ids == self.image_token).long()
         if self.attended:
-            batch["image_attention_mask"] = torch.ones(
-                (*ids.shape, self.images),
-                dtype=torch.long,
-                device="cpu",
-            )
-
+            batch["image_attention_mask"] = _ones(*ids.shape, self.images)
         if self.question:
-            batch["qformer_input_ids"] = random_ids(
-                tuple(ids.shape),
-                self.question,
-                None,
-                generator,
-            )
-
+            shape = tuple(ids.shape)
+            batch["qformer_input_ids"] = random_ids(shape, self.question, None, generator)
         if self.sizes is not None:
             batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
         if self.shapes is not None:
             batch["spatial_shapes"] = torch.tensor([self.shapes] * n, device="cpu")
-            mask = torch.ones((n, self.pixels[0]), dtype=torch.long, device="cpu")
-            batch["pixel_attention_mask"] = mask
+            batch["pixel_attention_mask"] = _ones(n, self.pixels[0])
+
+        shape = (n, *self.pixels)
+        if self.grid is not None:
+            patches, *values = self.pixels
+            shape = (n * patches, *values)
+        elif self.images:
+            shape = (n, self.images, *self.pixels)
+        batch["pixel_values"] = torch.randn(shape, generator=generator, device="cpu")
 
         if self.grid is not None:
-            pixels = torch.randn(
-                (n * self.pixels[0], *self.pixels[1:]),
-                generator=generator,
-                device="cpu",
-            )
-            return {
-                **batch,
-                "pixel_values": pixels,
-                "image_grid_thw": torch.tensor([self.grid] * n, device="cpu"),
-            }
+            batch["image_grid_thw"] = torch.tensor([self.grid] * n, device="cpu")
+        return batch
 
-        shape = (
-            (
-                n,
-                self.images,
-                *self.pixels,
-            )
-            if self.images
-            else (n, *self.pixels)
-        )
 
-        return {
-            **batch,
-            "pixel_values": torch.randn(shape, generator=generator, device="cpu"),
-        }
+def _ones(*shape: int) -> torch.Tensor:
+    """A mask that hides nothing."""
+    import torch
+
+    return torch.ones(shape, dtype=torch.long, device="cpu")
 
 
 def _read_tokens(batch: Mapping[str, torch.Tensor]) -> int:
@@ -138,14 +127,18 @@ def _read_tokens(batch: Mapping[str, torch.Tensor]) -> int:
 
 @dataclass(frozen=True)
 class RandomReading(RandomSound):
-    """n -> an image [n, *shape], and what is read in it. `count` is what the loss is a mean over."""
+    """n -> an image [n, *shape], and what is read in it.
+
+    `count` is what the loss is a mean over.
+    """
 
     count = staticmethod(_read_tokens)
 
 
 @dataclass(frozen=True)
 class RandomFormulas(RandomReading):
-    """n -> an image, what is read in it, and that again, which PP-FormulaNet shifts for its decoder by itself."""
+    """n -> an image, what is read in it, and that again, which PP-FormulaNet shifts for its decoder
+    by itself."""
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         batch = super().__call__(n)
@@ -154,70 +147,80 @@ class RandomFormulas(RandomReading):
 
 @dataclass(frozen=True)
 class RandomPages(RandomReading):
-    """n -> patches in rows [n, patches, 2 + values of a patch], each behind its row and column, and what is read."""
+    """n -> patches in rows [n, patches, 2 + values of a patch], each behind its row and column, and
+    what is read."""
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
 
         batch = super().__call__(n)
-        numbers = torch.arange(self.shape[0], device="cpu")
-        side = math.isqrt(self.shape[0])
-        batch[self.argument][..., 0], batch[self.argument][..., 1] = (
-            1 + numbers // side,
-            1 + numbers % side,
-        )
-
+        patches = self.shape[0]
+        side = math.isqrt(patches)
+        numbers = torch.arange(patches, device="cpu")
+        pages = batch[self.argument]
+        pages[..., 0] = 1 + numbers // side
+        pages[..., 1] = 1 + numbers % side
         return batch
 
 
 def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
-    """The batches of a model of images and text, by its config. Raises InputError: its images have a form that is not
-    known here, or the text is too short for one."""
+    """The batches of a model of images and text, by its config.
+
+    Raises:
+        InputError: its images have a form that is not known here, or the text is too short for one.
+    """
     config = asked.config
+    arguments = set(asked.arguments)
     text = config.get_text_config()
     vision = getattr(config, "vision_config", None)
-    beginning = {"input_ids", "decoder_input_ids"} & {*asked.arguments}
+    beginning = {"input_ids", "decoder_input_ids"} & arguments
     if beginning == {"decoder_input_ids"} or config.model_type == "pp_formulanet":
         return _read_batches(asked)
 
     frames = _FRAMES.get(config.model_type, 0)
-    keys = ("video_token_index",) if frames else _IMAGE_TOKEN
+    keys = list(_IMAGE_TOKEN)
+    if frames:
+        keys = ["video_token_index"]
     known = whole_numbers(config, *keys)
-    token = known[0] if known else None
     # BLIP attends to images apart
-    is_beside = not known and not any(hasattr(config, key) for key in keys)
-    if vision is None or not (known or is_beside) or "pixel_values" not in asked.arguments:
-        raise InputError(
-            f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION
-        )
+    is_beside = not any(hasattr(config, key) for key in keys)
+    if vision is None or not (known or is_beside) or "pixel_values" not in arguments:
+        message = f"autofit knows no batches of images and text for {asked.name}."
+        raise InputError(message, YOUR_FUNCTION)
 
+    token = known[0] if known else None
     channels = image_channels(asked, vision)
     sizes: tuple[int, int] | None = None
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
-    parts = 0
     shapes: tuple[int, int] | None = None
-    if "image_grid_thw" in asked.arguments:
+    images = frames
+    if "image_grid_thw" in arguments:
         pixels, grid, tokens = _patches(asked, vision, channels)
-    elif "spatial_shapes" in asked.arguments:
+    elif "spatial_shapes" in arguments:
         merge = asked.size(config, "downsample_factor")
-        pixels, (_, *sides_of_patches), tokens = _patches(asked, vision, channels, merge)
-        shapes = (sides_of_patches[0], sides_of_patches[1])
+        pixels, (_, rows, columns), tokens = _patches(asked, vision, channels, merge)
+        shapes = (rows, columns)
     elif config.model_type == _IN_PARTS:
         pixels = (channels, *image_sides(asked, vision))
         sizes, parts, tokens = _parts(asked, vision)
+        images = frames or parts
     else:
-        sides = image_sides(asked, vision)
+        height, width = image_sides(asked, vision)
         if config.model_type in _SIZED:  # up to those of the config
-            sides = min(sides[0], _SIDE), min(sides[1], _SIDE)
-            sizes = sides
+            height = min(height, _SIDE)
+            width = min(width, _SIDE)
+            sizes = (height, width)
 
-        pixels = (channels, *sides)
-        tokens = _counted_tokens(asked, vision, pixels) * max(1, frames) if known else 0
+        pixels = (channels, height, width)
+        tokens = 0
+        if known:
+            tokens = _counted_tokens(asked, vision, pixels) * max(1, frames)
 
+    vocabulary = asked.size(text, "vocab_size")
     # Kosmos-2 is told where an image is, whatever its tokens are
-    if "image_embeds_position_mask" in asked.arguments:
-        token = asked.size(text, "vocab_size") - 1
+    if "image_embeds_position_mask" in arguments:
+        token = vocabulary - 1
         tokens = asked.size(config, "latent_query_num")
 
     before = whole_numbers(config, *_BEFORE)
@@ -225,22 +228,24 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     length = asked.length(positions(text))
     shortest = len(before) + tokens + len(after) + 2
     if length < shortest:
-        message = (
-            f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
-        )
+        message = f"an image of {asked.name} takes {tokens} tokens"
+        message += f", and the sequence length is {length}."
         raise InputError(message, f"Give at least {shortest}.")
 
-    vocabulary = asked.size(text, "vocab_size")
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
     require(token is None or 0 <= token < vocabulary, rule, token)
-    others = whole_numbers(config, *_IMAGE_TOKEN, *_VIDEO_TOKEN, *_BEFORE, *_BEHIND)
-    avoided = {
-        number
-        for number in (padding(text), token, *others)
-        if number is not None and 0 <= number < vocabulary
-    }
-    has_dimension = bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})
 
+    has_dimension = not arguments.isdisjoint({"pixel_attention_mask", "image_attention_mask"})
+    if not images and shapes is None and has_dimension:
+        images = 1
+
+    question = 0
+    if "qformer_input_ids" in arguments:
+        question = asked.size(config.qformer_config, "vocab_size")
+
+    special = whole_numbers(config, *_IMAGE_TOKEN, *_VIDEO_TOKEN, *_BEFORE, *_BEHIND)
+    special += [number for number in (padding(text), token) if number is not None]
+    avoided = {number for number in special if 0 <= number < vocabulary}
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -251,48 +256,43 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         after=tuple(after),
         pixels=pixels,
         grid=grid,
-        images=frames or parts or int(shapes is None and has_dimension),
-        attended="image_attention_mask" in asked.arguments,
+        images=images,
+        attended="image_attention_mask" in arguments,
         sizes=sizes,
         shapes=shapes,
-        types=tuple(name for name in _TYPES if name in asked.arguments),
-        question=asked.size(config.qformer_config, "vocab_size")
-        if "qformer_input_ids" in asked.arguments
-        else 0,
+        types=tuple(name for name in _TYPES if name in arguments),
+        question=question,
     )
 
 
 def _read_batches(asked: Asked) -> RandomReading:
-    """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
-    vision = getattr(asked.config, "encoder", None) or getattr(
-        asked.config,
-        "vision_config",
-        asked.config,
-    )
-    text = getattr(
-        asked.config,
-        "decoder",
-        None,
-    ) or asked.config.get_text_config(decoder=True)
+    """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or
+    Pix2Struct."""
+    config = asked.config
+    vision = getattr(config, "encoder", None) or getattr(config, "vision_config", config)
+    text = getattr(config, "decoder", None) or config.get_text_config(decoder=True)
     vocabulary = asked.size(text, "vocab_size")
-    pad = padding(text, vocabulary)
     length = asked.length(positions(text))
+
+    kind = RandomReading
+    argument = "pixel_values"
     if "flattened_patches" in asked.arguments:
-        pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
-        return RandomPages(
-            "flattened_patches",
-            pages,
-            None,
-            length,
-            vocabulary,
-            pad,
-            length,
-        )
+        kind = RandomPages
+        argument = "flattened_patches"
+        shape: tuple[int, ...] = (_PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size"))
+    else:
+        if config.model_type == "pp_formulanet":
+            kind = RandomFormulas
+        shape = (image_channels(asked, vision), *image_sides(asked, vision))
 
-    shape = image_channels(asked, vision), *image_sides(asked, vision)
-    kind = RandomFormulas if asked.config.model_type == "pp_formulanet" else RandomReading
-
-    return kind("pixel_values", shape, None, length, vocabulary, pad, length)
+    return kind(
+        argument,
+        shape,
+        tokens=length,
+        vocab_size=vocabulary,
+        pad_token_id=padding(text, vocabulary),
+        sequence_length=length,
+    )
 
 
 def _patches(
@@ -301,7 +301,8 @@ def _patches(
     channels: int,
     merge: int | None = None,
 ) -> tuple[tuple[int, int], tuple[int, int, int], int]:
-    """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are.
+    """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which
+    many are.
 
     Args:
         merge: how many patches of a row make one token; None: as the config of what sees says.
@@ -309,61 +310,66 @@ def _patches(
     size = asked.size(vision, "patch_size")
     if merge is None:
         merge = asked.size(vision, "spatial_merge_size", default=2)
-    side = max(1, _SIDE // size // merge) * merge
-    values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
 
-    return (
-        (side * side, values),
-        (
-            1,
-            side,
-            side,
-        ),
-        (side // merge) ** 2,
-    )
+    tokens_of_side = max(1, _SIDE // size // merge)
+    side = tokens_of_side * merge
+    frames = asked.size(vision, "temporal_patch_size", default=1)
+    values = channels * frames * size * size
+    return (side * side, values), (1, side, side), tokens_of_side**2
 
 
 def _parts(asked: Asked, vision: Any) -> tuple[tuple[int, int], int, int]:
-    """The height and width of an image, the parts that LLaVA 1.6 sees of it, each as large as what
-    LLaVA 1.5 sees, and its tokens: all of it once, its four quarters, and one for each row of these."""
+    """The height and width of an image, the parts that LLaVA 1.6 sees of it, and its tokens.
+
+    Each part is as large as what LLaVA 1.5 sees: all of the image once, and its four quarters. Each
+    row of these has a token more.
+    """
     size = asked.size(vision, "image_size")
-    side = size // asked.size(vision, "patch_size")
     whole = (2 * size, 2 * size)
-    if [*whole] not in [[*each] for each in asked.config.image_grid_pinpoints]:
+    if whole not in map(tuple, asked.config.image_grid_pinpoints):
         message = f"{asked.name} takes no images of {whole[0]} x {whole[1]} pixels."
         raise InputError(message, YOUR_FUNCTION)
 
-    return whole, 5, side * side + 2 * side * (2 * side + 1)
+    side = size // asked.size(vision, "patch_size")
+    rows = 2 * side
+    return whole, 5, side * side + rows * (rows + 1)
 
 
 def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
-    """The tokens that the model makes of one image: its patches, those of a square merged into one where the config
-    says so; else it is asked, on the meta device, where nothing is computed."""
+    """The tokens that the model makes of one image.
+
+    Its patches, those of a square merged into one where the config says so; else the model is
+    asked, on the meta device, where nothing is computed.
+
+    Raises:
+        InputError: the model cannot be made, or gives no features of images.
+    """
     import torch
     import transformers
 
-    patch, config = getattr(vision, "patch_size", None), asked.config
+    config = asked.config
     queries = getattr(config, "num_query_tokens", None)  # BLIP-2's
     if isinstance(queries, int):
         return queries
-    merged = getattr(
-        config,
-        "scale_factor",
-        None,
-    ) or getattr(config, "spatial_merge_size", None)
+
+    patch = getattr(vision, "patch_size", None)
+    merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
     if isinstance(patch, int) and isinstance(merged, int):
-        return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)
+        _, height, width = pixels
+        return (height // patch // merged) * (width // patch // merged)
+
     with as_input_error(
         lambda error: f"autofit knows no batches of images and text for {asked.name}.",
         YOUR_FUNCTION,
     ):
+        kind = transformers.AutoModelForImageTextToText
         with torch.device("meta"), torch.no_grad():
-            model = transformers.AutoModelForImageTextToText.from_config(
-                config, dtype=torch.float32
-            )
-            found = model.get_image_features(pixel_values=torch.empty((1, *pixels)))
-            pooled = getattr(found, "pooler_output", found)
-            found = found.last_hidden_state if pooled is None else pooled
+            model = kind.from_config(config, dtype=torch.float32)
+            features = model.get_image_features(pixel_values=torch.empty((1, *pixels)))
 
-        parts = list(found) if isinstance(found, list | tuple) else [found]
-        return sum(math.prod(part.shape[:-1]) for part in parts)
+        tensors = getattr(features, "pooler_output", features)
+        if tensors is None:
+            tensors = features.last_hidden_state
+        if not isinstance(tensors, list | tuple):
+            tensors = [tensors]
+        return sum(math.prod(part.shape[:-1]) for part in tensors)

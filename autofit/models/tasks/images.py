@@ -1,4 +1,5 @@
-"""Synthetic images and videos, and the labels of the tasks that are trained on them; all as the factories of text."""
+"""Synthetic images and videos, and the labels of the tasks that are trained on them; all as the
+factories of text."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def _boxes(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class RandomBoxes(RandomImages):
-    """n -> pixels [n, channels, height, width] and a dict for each image: its boxes [8, 4], as centre, width and height
-    in shares of the image, and the class of each [8]."""
+    """n -> pixels [n, channels, height, width] and a dict for each image: its boxes [8, 4], as
+    centre, width and height in shares of the image, and the class of each [8]."""
 
     count = staticmethod(_boxes)
 
@@ -84,7 +85,8 @@ class RandomBoxes(RandomImages):
 
 @dataclass(frozen=True)
 class RandomPatches(RandomImages):
-    """n -> a square of patches of images, in rows: [n, patches, values of a patch], and how many a side has."""
+    """n -> a square of patches of images, in rows: [n, patches, values of a patch], and how many a
+    side has."""
 
     side: int = 1  # patches in a row; height and width are those of a patch
 
@@ -130,82 +132,73 @@ def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     # ImageGPT reads colours as words
     if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:
         return text_batches(replace(asked, arguments=()))
-    vision = getattr(
-        asked.config,
-        "vision_config",
-        asked.config,
-    )  # of models of images and text
+
+    vision = getattr(asked.config, "vision_config", asked.config)  # of models of text, too
     channels = image_channels(asked, vision)
     labels = class_labels(asked.config)
     if "spatial_shapes" in asked.arguments:
         size = asked.size(vision, "patch_size")
-        return RandomPatches(
-            channels,
-            size,
-            size,
-            labels,
-            math.isqrt(asked.size(vision, "num_patches")),
-        )
+        patches = asked.size(vision, "num_patches")
+        return RandomPatches(channels, size, size, labels, side=math.isqrt(patches))
 
     height, width = image_sides(asked, vision)
     if asked.task.medium == "videos":
         frames = asked.size(vision, "num_frames", "frames_per_clip", default=_FRAMES)
-        name = next(
-            (name for name in asked.arguments if name.startswith("pixel_values")), "pixel_values"
-        )
-        return RandomVideos(channels, height, width, labels, frames, name)
+        names = [name for name in asked.arguments if name.startswith("pixel_values")]
+        names.append("pixel_values")
+        return RandomVideos(channels, height, width, labels, frames, name=names[0])
 
-    kinds = {"class of each pixel": RandomSegments, "boxes": RandomBoxes}
-    return kinds.get(asked.task.labels, RandomImages)(channels, height, width, labels)
+    kind = RandomImages
+    if asked.task.labels == "class of each pixel":
+        kind = RandomSegments
+    elif asked.task.labels == "boxes":
+        kind = RandomBoxes
+    return kind(channels, height, width, labels)
 
 
 def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
-    """The height and width of the images that a config is for."""
-    sides = (
-        getattr(vision, "image_size", None)
-        or getattr(vision, "crop_size", None)
-        or asked.task.pixels
-    )
-    if isinstance(sides, Mapping):
-        sides = [sides.get("height"), sides.get("width")]
-    both = [sides, sides] if isinstance(sides, int) else sides
-    if (
-        not isinstance(both, list | tuple)
-        or len(both) != 2
-        or any(type(n) is not int or n < 1 for n in both)
-    ):
-        message = f"the config of {asked.name} cannot have image_size {shown(sides)}."
+    """The height and width of the images that a config is for.
+
+    Raises:
+        InputError: the config says something else by their key.
+    """
+    given: Any = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None)
+    given = given or asked.task.pixels
+    if isinstance(given, Mapping):
+        given = [given.get("height"), given.get("width")]
+
+    sides = given
+    if isinstance(given, int):
+        sides = [given, given]
+
+    is_known = isinstance(sides, list | tuple) and len(sides) == 2
+    if not is_known or any(type(side) is not int or side < 1 for side in sides):
+        message = f"the config of {asked.name} cannot have image_size {shown(given)}."
         raise InputError(message, "Correct config.json.")
 
-    part = _window(vision)
-
-    return both[0] // part * part or part, both[1] // part * part or part
+    height, width = sides
+    window = _window(vision)
+    return height // window * window or window, width // window * window or window
 
 
 def _window(vision: Any) -> int:
-    """What the sides of an image must be multiples of: of RF-DETR, whose patches are in windows, 56 pixels."""
+    """What the sides of an image must be multiples of: of RF-DETR, whose patches are in windows, 56
+    pixels."""
     backbone = getattr(vision, "backbone_config", None)
-    windows, patch = (
-        getattr(
-            backbone,
-            "num_windows",
-            None,
-        ),
-        getattr(backbone, "patch_size", None),
-    )
-    in_squares = (
-        isinstance(windows, int)
-        and isinstance(patch, int)
-        and not hasattr(backbone, "num_windows_side")
-    )
-
-    return windows * patch if in_squares else 1  # type: ignore[operator]
+    windows = getattr(backbone, "num_windows", None)
+    patch = getattr(backbone, "patch_size", None)
+    if not isinstance(windows, int) or not isinstance(patch, int):
+        return 1
+    if hasattr(backbone, "num_windows_side"):
+        return 1
+    return windows * patch
 
 
 def image_channels(asked: Asked, vision: Any) -> int:
     """The channels of the images that a config is for: its own key, its backbone's, or 3."""
     keys = ("num_channels", "in_channels", "in_chans")
     backbone = getattr(vision, "backbone_config", None)
-    owner = vision if backbone is None or any(hasattr(vision, key) for key in keys) else backbone
-
+    owner = vision
+    if backbone is not None and not any(hasattr(vision, key) for key in keys):
+        owner = backbone
     return asked.size(owner, *keys, default=3)

@@ -22,9 +22,11 @@ _LONGEST = 1024  # tokens of a text unless given: TRL's default for preferences
 @dataclass(frozen=True)
 class RandomPreferences:
     """n -> n pairs of random texts, `input_ids`, `attention_mask` and `labels`
-    [n, 2, sequence_length]; the first half of each is the prompt. `loss` is what they are trained
-    with; where that asks the model before training, what it says of them is there, too, and where
-    answers are good or bad by themselves, every second one is `desirable`.
+    [n, 2, sequence_length]; the first half of each is the prompt.
+
+    `loss` is what they are trained with; where that asks the model before training, what it says of
+    them is there, too, and where answers are good or bad by themselves, every second one is
+    `desirable`.
 
     With an `image` in each text, as `RandomImageText` makes it, its pixels are
     [n, 2, patches, values] or [n, 2, channels, height, width]."""
@@ -68,17 +70,10 @@ class RandomPreferences:
         assert self.image is not None
         found = {}
         for name, tensor in self.image(2 * n).items():
-            has_patches = name == "pixel_values" and self.image.grid is not None
-            found[name] = tensor.unflatten(
-                0,
-                (
-                    n,
-                    2,
-                    -1,
-                )
-                if has_patches
-                else (n, 2),
-            )
+            shape = [n, 2]
+            if name == "pixel_values" and self.image.grid is not None:
+                shape.append(-1)
+            found[name] = tensor.unflatten(0, shape)
 
         return found
 
@@ -89,10 +84,14 @@ def preference_batches(asked: Asked) -> RandomPreferences:
     vocabulary = asked.size(text, "vocab_size")
     most = positions(text)
     usual = min(_LONGEST, most or _LONGEST)
-    length = usual if asked.sequence_length is None else asked.length(most, 2)
+    length = usual
+    if asked.sequence_length is not None:
+        length = asked.length(most, 2)
     loss = LOSSES[asked.task.name]()
     are_single = asked.task.labels == "good or bad"
-    image = _image(replace(asked, sequence_length=length)) if asked.sees else None
+    image = None
+    if asked.sees:
+        image = _image(replace(asked, sequence_length=length))
 
     return RandomPreferences(
         length,

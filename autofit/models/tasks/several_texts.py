@@ -40,8 +40,9 @@ class RandomTexts:
         has_patches = isinstance(self.source, RandomImageText) and self.source.grid is not None
         found = {}
         for name, tensor in batch.items():
-            is_packed = name == "pixel_values" and has_patches
-            shape = (n, self.texts, -1) if is_packed else (n, self.texts)
+            shape = [n, self.texts]
+            if name == "pixel_values" and has_patches:
+                shape.append(-1)
             found[name] = tensor.unflatten(0, shape)
 
         if self.labels is not None:
