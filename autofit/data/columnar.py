@@ -66,6 +66,7 @@ def saved_source(path: Path, wanted: Wanted) -> RowSource:
 
     with failing_as(f"the data set in {path} cannot be loaded", "Save it again."):
         data = datasets.load_from_disk(str(path))
+
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
             splits = ", ".join(data) or "none at all"
@@ -75,11 +76,12 @@ def saved_source(path: Path, wanted: Wanted) -> RowSource:
         data = data["train"]
 
     plain, media = _divided(data.data.schema, wanted)
-    columns = data.with_format(None).select_columns(plain)
-    rows = columns if plain else _empty_rows(len(data))
-    cells = _columns_of(data.data, media)
+    rows = _empty_rows(len(data))
+    if plain:
+        rows = data.with_format(None).select_columns(plain)
 
-    return RowSource(_located(path, rows, cells), _remedy(data.column_names), columnar=True)
+    located = _located(path, rows, _columns_of(data.data, media))
+    return RowSource(located, _remedy(data.column_names), columnar=True)
 
 
 def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource:
@@ -88,7 +90,9 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
         file = pyarrow.parquet.ParquetFile(_opened(path, content))
         schema = file.schema_arrow
         plain, media = _divided(schema, wanted)
-        cells = _media_cells(path, file, media) if media else {}
+        cells = {}
+        if media:
+            cells = _media_cells(path, file, media)
 
     def rows() -> Iterator[Row]:
         if not plain:
@@ -99,7 +103,8 @@ def parquet_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSour
             for batch in file.iter_batches(batch_size=_ROWS, columns=plain):
                 yield from batch.to_pylist()
 
-    return RowSource(_located(path, rows(), cells), _remedy(schema.names), columnar=True)
+    located = _located(path, rows(), cells)
+    return RowSource(located, _remedy(schema.names), columnar=True)
 
 
 def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
@@ -127,7 +132,9 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
         source = _opened(path, content)
         is_stream = source.read(len(ARROW_STREAM)) == ARROW_STREAM
         source.seek(0)
-        open_table = pyarrow.ipc.open_stream if is_stream else pyarrow.ipc.open_file
+        open_table = pyarrow.ipc.open_file
+        if is_stream:
+            open_table = pyarrow.ipc.open_stream
         table = open_table(source).read_all()
 
     plain, media = _divided(table.schema, wanted)
@@ -140,12 +147,8 @@ def arrow_source(path: Path, content: bytes | None, wanted: Wanted) -> RowSource
         for batch in table.select(plain).to_batches(max_chunksize=_ROWS):
             yield from batch.to_pylist()
 
-    cells = _columns_of(table, media)
-    return RowSource(
-        _located(path, rows(), cells),
-        _remedy(table.column_names),
-        columnar=True,
-    )
+    located = _located(path, rows(), _columns_of(table, media))
+    return RowSource(located, _remedy(table.column_names), columnar=True)
 
 
 def without_nulls(value: Any) -> Any:
@@ -178,9 +181,12 @@ def _empty_rows(count: int) -> Iterator[Row]:
 
 def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[Located]:
     """Rows with their locations, and with what is stored in their columns of images or sound."""
-    for number, row in enumerate(rows):
-        stored = {name: _stored(cells, number) for name, cells in media.items()}
-        yield f"{path}, row {number + 1}", {**row, **stored}
+    for number, plain in enumerate(rows):
+        row = dict(plain)
+        for name, cells in media.items():
+            row[name] = _stored(cells, number)
+
+        yield f"{path}, row {number + 1}", row
 
 
 def _remedy(names: Sequence[str]) -> str:
@@ -197,9 +203,12 @@ def _divided(schema: Any, wanted: Wanted) -> tuple[list[str], list[str]]:
     plain: list[str] = []
     media: list[str] = []
     for name in schema.names:
-        if name in wanted.names:
-            columns = media if _is_media(schema.field(name).type) else plain
-            columns.append(name)
+        if name not in wanted.names:
+            continue
+        if _is_media(schema.field(name).type):
+            media.append(name)
+        else:
+            plain.append(name)
 
     return plain, media
 

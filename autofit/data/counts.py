@@ -54,7 +54,9 @@ def by_task(workload: Workload, batch: Any) -> Count:
     if task.medium == "preferences" or task.labels == "transcript":
         return SAMPLES
 
-    columns = "next" if task.predicts_next_token and labels.dim() >= 2 else "all"
+    columns = "all"
+    if task.predicts_next_token and labels.dim() >= 2:
+        columns = "next"
     return Count("unequal", ("labels",), columns=columns)
 
 
@@ -86,13 +88,18 @@ def counted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any,
 
 def weight_of(workload: Workload, count: float, total: float) -> float:
     """The weight of a slice in the loss of a batch, by the terms in both."""
-    return 1.0 if is_sum(workload) else count / total
+    if is_sum(workload):
+        return 1.0
+    return count / total
 
 
 def is_sum(workload: Workload) -> bool:
     """Whether the loss of a batch is the sum of its samples' losses, not a mean."""
-    count = workload.traits.count if workload.traits else None
-    return workload.reduction == "sum" or (count is not None and count.kind == "sum")
+    if workload.reduction == "sum":
+        return True
+    if workload.traits is None or workload.traits.count is None:
+        return False
+    return workload.traits.count.kind == "sum"
 
 
 def counted(count: Count, batch: Any, split: Callable[[Any, int], Any] | None = None) -> float:
@@ -100,21 +107,24 @@ def counted(count: Count, batch: Any, split: Callable[[Any, int], Any] | None = 
     if count.kind in ("samples", "sum"):
         return sample_count(batch, split)
 
+    masks = None
+    if count.mask is not None:
+        masks = list(_at(batch, count.mask))
+
     found = 0.0
-    masks = None if count.mask is None else list(_at(batch, count.mask))
     for number, tensor in enumerate(_at(batch, count.path)):
         entries = _columns(tensor, count.columns)
         if count.kind == "elements":
             found += entries.numel()
             continue
-
         if count.kind == "total":
             found += float(entries.sum(dtype=torch.float64))
             continue
 
         counts = entries != count.value
         if masks is not None:
-            counts = counts & (_columns(masks[number], count.columns) != 0)
+            mask = _columns(masks[number], count.columns)
+            counts = counts & (mask != 0)
         found += int(counts.sum())
 
     return found
@@ -165,7 +175,9 @@ def _may_be_total(path: _Path, tensor: torch.Tensor) -> bool:
         name = str(path[-1:]).lower()
         may_be = tensor.dim() == 1 and any(word in name for word in _SIZES)
 
-    return may_be and bool((tensor >= 0).all())
+    if not may_be:
+        return False
+    return bool((tensor >= 0).all())
 
 
 def paths(
@@ -249,4 +261,6 @@ def _columns(tensor: torch.Tensor, columns: str) -> torch.Tensor:
 def _windows(tensor: torch.Tensor) -> tuple[str, ...]:
     """The columns that a loss may use: one that predicts next tokens shifts its labels."""
     is_per_token = tensor.dim() >= 2 and tensor.shape[1] > 1
-    return ("all", "next", "earlier") if is_per_token else ("all",)
+    if not is_per_token:
+        return ("all",)
+    return ("all", "next", "earlier")

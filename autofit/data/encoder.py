@@ -39,13 +39,16 @@ class Values:
 
     def number(self, value: Any, location: str) -> int:
         """The place of a label among them."""
-        hashable = value if isinstance(value, Hashable) else repr(value)
-        number = self._numbers.setdefault((type(value), hashable), len(self.values))
-        if number == len(self.values):
+        hashable = value
+        if not isinstance(value, Hashable):
+            hashable = repr(value)
+
+        key = (type(value), hashable)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.values)
             self.values.append(value)
             self.locations.append(location)
-
-        return number
+        return self._numbers[key]
 
 
 @dataclass
@@ -197,7 +200,7 @@ def _numbered_tags(rows: Rows, values: Values) -> Rows:
 
 def _flat(rows: Sequence[Any]) -> tuple[Array, Array]:
     """The numbers of all rows one after the other, and how many each one has."""
-    lengths = np.array([len(row) for row in rows], np.int64)
+    lengths = np.array(list(map(len, rows)), np.int64)
     if not lengths.any():
         return np.zeros(0, np.int32), lengths
 

@@ -69,17 +69,19 @@ class SeenTexts:
     def batch(self, chosen: torch.Tensor) -> Batch:
         indices = [self.kept[sample] for sample in chosen.tolist()]
         rows = [self.written[index] for index in indices]
-        inputs = self._processed([row["text"] for row in rows], indices)
+        texts = [row["text"] for row in rows]
+        inputs = self._processed(texts, indices)
 
         ids = inputs["input_ids"]
-        counts = inputs["attention_mask"].sum(-1).tolist()
         labels = torch.full_like(ids, IGNORED_LABEL)
-        for number, (row, index, count) in enumerate(zip(rows, indices, counts, strict=True)):
-            self._label(labels[number], ids[number], row, index, count)
+        counts = inputs["attention_mask"].sum(-1).tolist()
+        for number, index in enumerate(indices):
+            self._label(labels[number], ids[number], rows[number], index, counts[number])
 
         batch = {**inputs, "labels": labels}
         for name, part in batch.items():
-            if getattr(part, "shape", ())[:2] == ids.shape:
+            is_per_token = getattr(part, "shape", ())[:2] == ids.shape
+            if is_per_token:
                 batch[name] = part[:, : self.length]
 
         return batch
@@ -129,16 +131,15 @@ class SeenTexts:
     def _processed(self, texts: list[str], chosen: list[int], images: int | None = None) -> Batch:
         """What the processor makes of texts and the first `images` of each; None: of all images."""
         opened = []
-        for index in chosen:
-            where = f"{self.locations[index]}: "
+        locations = [self.locations[index] for index in chosen]
+        for index, location in zip(chosen, locations, strict=True):
             files = self.images[index][:images]
-            opened.append([read_image(file, "RGB", where=where) for file in files])
+            opened.append([read_image(file, "RGB", where=f"{location}: ") for file in files])
 
-        locations = ", ".join(self.locations[index] for index in chosen)
-        with _blaming(locations, "does not take"):
+        with _blaming(", ".join(locations), "does not take"):
             made = _made(self.processing.processor, texts, opened)
 
-        wanted = self.processing.arguments | {"input_ids", "attention_mask"}
+        wanted = {*self.processing.arguments, "input_ids", "attention_mask"}
         return {name: part for name, part in made.items() if name in wanted}
 
     def _check(self, found: torch.Tensor, expected: torch.Tensor, index: int) -> None:
@@ -389,20 +390,27 @@ def _with_places(messages: list[Any], named: list[Any], location: str) -> list[A
     Returns:
         The images.
     """
-    contents = [message.get("content") for message in messages]
-    marks = sum(content.count(_MARK) for content in contents if isinstance(content, str))
-    is_marked = marks == len(named)
+    marks = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            marks += content.count(_MARK)
 
     places: list[Any] = []
-    for message, content in zip(messages, contents, strict=True):
-        parts = _parts(content, location, is_marked=is_marked)
+    for message in messages:
+        content = message.get("content")
+        parts = _parts(content, location, is_marked=marks == len(named))
         message["content"] = parts
         places += filter(_is_image, parts)
 
     if not named:
         return [part.get("image") or part.get("path") for part in places]
+
     if not places:
-        asker = next((message for message in messages if message["role"] == "user"), messages[0])
+        asker = messages[0]
+        for message in reversed(messages):
+            if message["role"] == "user":
+                asker = message
         asker["content"] = [_IMAGE] * len(named) + asker["content"]
     elif len(places) != len(named):
         problem = f"{location}: {len(places)} places for {len(named)} images."
@@ -459,10 +467,12 @@ def _parts(content: Any, location: str, *, is_marked: bool) -> list[Any]:
 
 
 def _is_image(part: Any) -> bool:
+    """Whether a part of a message's content stands for an image."""
     return isinstance(part, Mapping) and part.get("type") == "image"
 
 
 def _is_text(part: Any) -> bool:
+    """Whether a part of a message's content is a text."""
     if not isinstance(part, Mapping) or part.get("type") != "text":
         return False
     return isinstance(part.get("text"), str)
@@ -470,7 +480,9 @@ def _is_text(part: Any) -> bool:
 
 def _plain(part: Row) -> dict[str, Any]:
     """A part with nothing but what a template writes."""
-    return dict(_IMAGE) if _is_image(part) else {"type": "text", "text": part["text"]}
+    if _is_image(part):
+        return dict(_IMAGE)
+    return {"type": "text", "text": part["text"]}
 
 
 def _written(tokenizer: Any, rows: Columns) -> Columns:
@@ -529,12 +541,16 @@ def _text_of(tokenizer: Any, chat: list[Any]) -> tuple[str, list[tuple[int, int,
     spans = []
     images = 0
     for number, message in enumerate(chat):
-        images += sum(_is_image(part) for part in message["content"])
-        if message["role"] == "assistant":
-            asked = render(number, add_generation_prompt=True) if number else ""
-            start = _alike(text, asked)
-            end = _alike(text, render(number + 1))
-            spans.append((start, end, images))
+        images += len(list(filter(_is_image, message["content"])))
+        if message["role"] != "assistant":
+            continue
+
+        asked = ""
+        if number:
+            asked = render(number, add_generation_prompt=True)
+        start = _alike(text, asked)
+        end = _alike(text, render(number + 1))
+        spans.append((start, end, images))
 
     return text, spans
 

@@ -31,7 +31,7 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
     if rule.classes == 1:
         for value, location in located:
             _check_measured(value, location)
-        return Labels(torch.tensor([float(value) for value in values]), {})
+        return Labels(torch.tensor(list(map(float, values))), {})
 
     for value, location in located:
         if not isinstance(value, str | int):  # a float too: 1.5 is no class
@@ -42,10 +42,8 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
     are_numbers = not values or _is_number(values[0])
     for value, location in located:
         if _is_number(value) != are_numbers:
-            message = (
-                f"{location}: label {shown(value)} beside {shown(values[0])}, which mixes names and "
-                "numbers."
-            )
+            both = f"{shown(value)} beside {shown(values[0])}"
+            message = f"{location}: label {both}, which mixes names and numbers."
             raise InputError(message, "Give either names or numbers.")
 
     if not are_numbers:
@@ -53,12 +51,13 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
         names = _numbered_names(named, locations, rule)
         return Labels(torch.tensor([names[name] for name in named]), names)
 
-    most = 2**63 if rule.classes is None else rule.classes
+    most = 2**63
+    classes = "classes count from 0"
+    if rule.classes is not None:
+        most = rule.classes
+        classes = f"the model has classes 0 to {most - 1}"
     for value, location in located:
         if not 0 <= value < most:
-            classes = "classes count from 0"
-            if rule.classes is not None:
-                classes = f"the model has classes 0 to {rule.classes - 1}"
             message = f"{location}: label {shown(value)}, but {classes}."
             raise InputError(message, "Correct the label, or search with more classes.")
 
@@ -66,6 +65,7 @@ def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is a whole number or a fraction; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -85,20 +85,19 @@ def _numbered_names(
     rule: LabelRule,
 ) -> Mapping[str, int]:
     """The number of each name: the model's where it knows them all, else by the alphabet."""
-    distinct = sorted(set(named))
-    if all(name in rule.names for name in distinct):
+    distinct = set(named)
+    unknown = distinct - rule.names.keys()
+    if not unknown:
         return rule.names
 
     if rule.strict:
-        name = next(name for name in named if name not in rule.names)
-        location = locations[named.index(name)]
+        first = min(map(named.index, unknown))
+        what = f"{locations[first]}: label {shown(named[first])}"
         classes = printable(", ".join(rule.names)) or "given by number"
-        raise InputError(
-            f"{location}: label {shown(name)} is not among the classes, which are {classes}."
-        )
+        raise InputError(f"{what} is not among the classes, which are {classes}.")
 
     if rule.classes is not None and len(distinct) > rule.classes:
         message = f"the data has {len(distinct)} classes, but the model has {rule.classes}."
         raise InputError(message, "Set num_labels in the model's config.json, and search again.")
 
-    return {name: number for number, name in enumerate(distinct)}
+    return {name: number for number, name in enumerate(sorted(distinct))}

@@ -49,12 +49,12 @@ def layout_of(batch: Any) -> Layout | None:
         return None
 
     tensors = {name: value for name, value in batch.items() if _has_dims(value)}
-    return (
-        _of_graphs(tensors)
-        or _of_packed_sequences(tensors)
-        or _of_images(tensors)
-        or _of_lists(batch)
-    )
+    for of_kind in (_of_graphs, _of_packed_sequences, _of_images):
+        layout = of_kind(tensors)
+        if layout is not None:
+            return layout
+
+    return _of_lists(batch)
 
 
 def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
@@ -65,28 +65,33 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
 
     rows = {part.shape[0] for part in parts.values() if _has_dims(part)}
     dicts = [part for part in lists.values() if _are_alike(part)]
-    counts = rows or {len(part) for part in dicts or lists.values()}
+    counts = rows
+    if not rows:
+        counts = {len(part) for part in dicts or lists.values()}
     if len(counts) != 1:
         return None
 
     (samples,) = counts
+    length = samples if rows else None
+    are_certain = bool(dicts) and (bool(rows) or len(lists) > 1)
     sizes = [0] * samples
     own = set()
-    is_certain = bool(dicts) and (bool(rows) or len(lists) > 1)
     for name, part in lists.items():
-        items = [_tensors(item) for item in part]
+        items = list(map(_tensors, part))
         if len(part) != samples or not all(items):
             continue
 
-        is_named = str(name).endswith("labels")
-        if not (is_certain or is_named) and not _differ_in_size(items, samples if rows else None):
+        is_certain = are_certain or str(name).endswith("labels")
+        if not is_certain and not _differ_in_size(items, length):
             continue
 
         own.add(id(part))
         for sample, item in enumerate(items):
             sizes[sample] += sum(tensor.numel() for tensor in item)
 
-    return Layout(sizes, lists=frozenset(own)) if own else None
+    if not own:
+        return None
+    return Layout(sizes, lists=frozenset(own))
 
 
 def _has_dims(value: Any) -> bool:
@@ -101,7 +106,9 @@ def _are_alike(items: list[Any]) -> bool:
 
 def _tensors(item: Any) -> list[torch.Tensor]:
     """The tensors of an item of a list: its own, or itself."""
-    values = item.values() if isinstance(item, Mapping) else [item]
+    values = [item]
+    if isinstance(item, Mapping):
+        values = list(item.values())
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
@@ -132,11 +139,11 @@ def _of_images(tensors: Tensors) -> Layout | None:
         if pixels is None or (grid is None and len(pixels) == samples):
             continue
 
-        patches = [1] * len(pixels) if grid is None else grid.prod(-1).tolist()
-        if sum(patches) != len(pixels):
-            return None
+        patches = [1] * len(pixels)
+        if grid is not None:
+            patches = grid.prod(-1).tolist()
         images = _images_of_samples(patches, tensors, kind)
-        if images is None:
+        if sum(patches) != len(pixels) or images is None:
             return None
 
         for tensor in tensors.values():
@@ -145,15 +152,17 @@ def _of_images(tensors: Tensors) -> Layout | None:
 
         starts = _pick(_starts(patches), images)
         takes[id(pixels)] = _rows(pixels, starts)
-        for sample in range(samples):
-            sizes[sample] += starts[sample + 1] - starts[sample]
+        for sample, (start, stop) in enumerate(itertools.pairwise(starts)):
+            sizes[sample] += stop - start
 
     # Positions in time, height and width, [3, samples, tokens].
     positions = tensors.get("position_ids")
     if positions is not None and positions.dim() == 3 and positions.shape[1] == samples:
         takes[id(positions)] = _rows(positions, range(samples + 1), dim=1)
 
-    return Layout(sizes, takes) if takes else None
+    if not takes:
+        return None
+    return Layout(sizes, takes)
 
 
 def _images_of_samples(patches: list[int], tensors: Tensors, kind: int) -> list[int] | None:
@@ -273,7 +282,10 @@ def positions_in_rows(batch: Any) -> torch.Tensor | None:
 
 def _of_graphs(tensors: Tensors) -> Layout | None:
     """Graphs one after the other: `batch` says of which graph a node is, and edges follow in the
-    same order. Without it there is one graph."""
+    same order.
+
+    Without it there is one graph.
+    """
     edges = tensors.get("edge_index")
     graphs = tensors.get("batch")
     if edges is None:

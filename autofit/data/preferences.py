@@ -120,7 +120,7 @@ def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
 
     Without a column of its own, the prompt is what both answers begin with.
     """
-    columns = row if isinstance(row, Mapping) else {}
+    columns = _columns_of(row)
     missing = [name for name in PAIRS if columns.get(name) is None]
     if missing:
         raise InputError(f"{location} lacks {' and '.join(missing)}.", _EXAMPLE)
@@ -134,12 +134,14 @@ def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
     is_chat = isinstance(better, list) and not isinstance(prompt, list)
     if is_chat and better[0]["role"] in ("system", "user"):  # a prompt beside them is in them, too
         prompt = None
+
     if prompt is None:
         shared = _shared(better, worse)
         prompt = better[:shared]
         better = better[shared:]
         worse = worse[shared:]
-        if isinstance(prompt, list) and not (prompt and better and worse):
+        is_whole = prompt and better and worse
+        if isinstance(prompt, list) and not is_whole:
             message = (
                 f"{location}: the chosen and the rejected messages share no prompt, or one is no "
                 "more."
@@ -151,9 +153,16 @@ def read_pair(row: Any, location: str) -> tuple[Any, Any, Any]:
     return _with_system(prompt, columns.get("system")), better, worse
 
 
+def _columns_of(row: Any) -> Row:
+    """The columns of a row; none of anything else."""
+    if isinstance(row, Mapping):
+        return row
+    return {}
+
+
 def read_marked(row: Any, location: str) -> tuple[Any, Any, int]:
     """The prompt, its answer, and 1 where that is good, else 0."""
-    columns = row if isinstance(row, Mapping) else {}
+    columns = _columns_of(row)
     is_good = _mark(columns, location)
 
     name = first_filled(columns, _ANSWERS)
@@ -161,8 +170,10 @@ def read_marked(row: Any, location: str) -> tuple[Any, Any, int]:
         answer = _answer(columns[name], name, location)
         prompt = _prompt(columns, location)
     else:
+        turns: list[Any] = []
         chats = [columns[name] for name in _CHATS if columns.get(name)]
-        turns = of_turns(chats[0], location) if chats else []
+        if chats:
+            turns = of_turns(chats[0], location)
         answer = turns[-1:]
         prompt = turns[:-1]
 
@@ -205,10 +216,11 @@ def _answer(value: Any, name: str, location: str) -> Any:
 
 def _prompt(columns: Row, location: str) -> Any:
     """The prompt of a row as text, or as a list of messages; None where it has none."""
-    name = next((name for name in (*_PROMPTS, *_CHATS) if columns.get(name)), None)
-    if name is None:
+    filled = [name for name in (*_PROMPTS, *_CHATS) if columns.get(name)]
+    if not filled:
         return None
 
+    name = filled[0]
     prompt = _answer(columns[name], name, location)
     added = columns.get("input")
     if name == "instruction" and isinstance(added, str) and added:
@@ -240,9 +252,9 @@ def _shared(better: Any, worse: Any) -> int:
 def _alike(prompt: Any, answer: Any) -> tuple[Any, Any]:
     """Both as messages where one of them is."""
     if isinstance(prompt, str) and isinstance(answer, list):
-        return [{"role": "user", "content": prompt}], answer
-    if isinstance(prompt, list) and isinstance(answer, str):
-        return prompt, [{"role": "assistant", "content": answer}]
+        prompt = [{"role": "user", "content": prompt}]
+    elif isinstance(prompt, list) and isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
 
     return prompt, answer
 

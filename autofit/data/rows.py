@@ -137,7 +137,10 @@ class Reading:
 
 def open_preferences(path: Path, *, pairs: bool) -> Reading:
     """Begin to read rows with a better and a worse answer (`pairs`), or with one answer that is
-    marked good or bad. Each becomes two rows, as `autofit.data.preferences` says."""
+    marked good or bad.
+
+    Each becomes two rows, as `autofit.data.preferences` says.
+    """
     if pairs:
         fits = preferences.is_pair
         in_two = preferences.pairs_apart

@@ -204,12 +204,16 @@ class Ragged:
     def _padded(self, name: str, chosen: torch.Tensor) -> torch.Tensor:
         """The chosen samples' tokens of that name, padded to the longest, [samples, tokens]."""
         spans = self.spans
-        if name == "labels" and self.label_spans is not None:
-            spans = self.label_spans
+        padding = 0
+        if name == "input_ids":
+            padding = self.pad_id
+        elif name == "labels":
+            padding = IGNORED_LABEL
+            if self.label_spans is not None:
+                spans = self.label_spans
 
         tokens = self.tokens[name]
         sequences = [tokens[start:stop] for start, stop in spans[chosen].tolist()]
-        padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}.get(name, 0)
         return pad_sequence(sequences, batch_first=True, padding_value=padding).long()
 
     def longest(self) -> torch.Tensor:
@@ -225,7 +229,10 @@ class Ragged:
 
     def only(self, mask: torch.Tensor) -> "Ragged":
         """The samples where `mask` is true."""
-        label_spans = None if self.label_spans is None else self.label_spans[mask]
+        label_spans = self.label_spans
+        if label_spans is not None:
+            label_spans = label_spans[mask]
+
         return replace(
             self,
             spans=self.spans[mask],
@@ -294,11 +301,13 @@ class Twins:
         return len(self.texts) // 2
 
     def batch(self, chosen: torch.Tensor) -> Batch:
-        both = torch.stack([chosen, chosen + len(self)], dim=1)
-        batch = {}
-        for name, texts in self.texts.batch(both.flatten()).items():
-            batch[name] = texts.unflatten(0, (-1, 2))
+        second = chosen + len(self)
+        both = torch.stack([chosen, second], dim=1)
+        texts = self.texts.batch(both.flatten())
 
+        batch = {}
+        for name, tensor in texts.items():
+            batch[name] = tensor.unflatten(0, (-1, 2))
         return batch | _pick(self.per_sample, chosen)
 
     def with_column(self, name: str, column: torch.Tensor) -> "Twins":
@@ -328,14 +337,21 @@ class Pictures:
         return len(self.labels)
 
     def batch(self, chosen: torch.Tensor) -> Batch:
-        buffers = [self.pixels[index].as_buffer() for index in chosen.tolist()]
-        images = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
+        images = []
+        for index in chosen.tolist():
+            buffer = self.pixels[index].as_buffer()
+            images.append(np.frombuffer(buffer, np.uint8))
+
+        values = torch.from_numpy(np.stack(images)).view(-1, *self.shape)
+        values = values.float() / 255
 
         # By channel, for all heights and widths.
         mean = self.mean.view(-1, 1, 1)
         deviation = self.deviation.view(-1, 1, 1)
-        return {"pixel_values": (values - mean) / deviation, "labels": self.labels[chosen]}
+        return {
+            "pixel_values": (values - mean) / deviation,
+            "labels": self.labels[chosen],
+        }
 
     def largest_id(self) -> int:
         return 0
@@ -395,14 +411,14 @@ class FileLoader:
         if not place.loaded or place.seed is None:
             place.seed = int(torch.randint(_MOST_SEED, ()))
             place.samples = 0
-
         place.loaded = False
 
+        # The last batch is filled up with samples from the beginning of the order.
+        samples = len(self.samples)
         total = len(self) * self.batch_size
         generator = torch.Generator().manual_seed(place.seed)
-        order = torch.randperm(len(self.samples), generator=generator)
-        repeats = math.ceil(total / len(order))
-        order = order.repeat(repeats)[:total]
+        order = torch.randperm(samples, generator=generator)
+        order = order.repeat(math.ceil(total / samples))[:total]
 
         begun = place.samples // self.batch_size
         batches = self._batches(order, generator, place.samples)
@@ -455,13 +471,18 @@ class FileLoader:
     ) -> Iterator[Batch]:
         """The batches of an order, from where so many samples were given."""
         given, begun = divmod(samples, self.batch_size)
-        # Masking draws random numbers, so batches that were given are masked again.
-        start = 0 if self.mask_id is not None else given
+        start = given
+        if self.mask_id is not None:
+            start = 0  # masking draws random numbers, so batches that were given are masked again
 
         def chunks() -> Iterator[torch.Tensor]:
-            for first in range(start * self.batch_size, len(order), self.batch_size):
-                chunk = order[first : first + self.batch_size]
-                yield chunk[begun:] if first == given * self.batch_size else chunk
+            batches = math.ceil(len(order) / self.batch_size)
+            for number in range(start, batches):
+                first = number * self.batch_size
+                last = first + self.batch_size
+                if number == given:
+                    first += begun
+                yield order[first:last]
 
         for number, batch in enumerate(self._made(chunks()), start):
             for name in self.zeros:

@@ -97,23 +97,30 @@ def encode_piece(encoding: Encoding, piece: Piece) -> tuple[Any, list[Any]]:
     if is_byte_tokenizer(tokenizer):
         return byte_ids(piece.text), [None, None]
     if piece.is_last and not piece.before:
-        return _plain_ids(tokenizer, [piece.text])[0], [None, None]
+        (ids,) = _plain_ids(tokenizer, [piece.text])
+        return ids, [None, None]
 
     window = piece.before + piece.text + piece.after
     encoded = tokenizer(window, return_offsets_mapping=True, **_PLAIN)
-    ids = np.array(encoded["input_ids"], np.int32)
-    starts = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2)[:, 0]
+    ids, starts, _ = _with_offsets(encoded["input_ids"], encoded["offset_mapping"])
 
     first = len(piece.before)
     last = first + len(piece.text)
     ends = []
     for end, beside in ((first, piece.before), (last, piece.after)):
-        near = abs(starts - end) <= len(beside) // 4
-        places = (starts[near] - end).tolist()
-        ends.append(list(zip(ids[near].tolist(), places, strict=True)))
+        places = starts - end
+        near = abs(places) <= len(beside) // 4
+        around = zip(ids[near].tolist(), places[near].tolist(), strict=True)
+        ends.append(list(around))
 
     is_own = (starts >= first) & (starts < last)
     return ids[is_own], ends
+
+
+def _with_offsets(ids: Any, offsets: Any) -> tuple[Any, Any, Any]:
+    """The ids of a text, and the characters at which each token begins and ends."""
+    edges = np.array(offsets, np.int64).reshape(-1, 2)
+    return np.array(ids, np.int32), edges[:, 0], edges[:, 1]
 
 
 def end_of_text(tokenizer: Any, ids: Any) -> Any:
@@ -146,16 +153,19 @@ def _completions(encoding: Encoding, rows: Columns) -> Columns:
     samples = []
     labels = []
     for prompt, completion in zip(prompts, completions, strict=True):
-        begun = prompt if len(prompt) else completion
+        begun = prompt
+        if not len(prompt):
+            begun = completion
         given = np.concatenate([_unless_begun(start, begun), prompt])
         learnt = np.concatenate([completion, _unless_ended(end, completion)])
-        sample = np.concatenate([given, learnt])
 
+        sample = np.concatenate([given, learnt])
         samples.append(sample)
         if encoding.learn == ALL:
             labels.append(sample)
         else:
-            labels.append(np.concatenate([np.full(len(given), IGNORED_LABEL), learnt]))
+            ignored = np.full(len(given), IGNORED_LABEL)
+            labels.append(np.concatenate([ignored, learnt]))
 
     return _cut(samples, labels, encoding.length)
 
@@ -167,17 +177,15 @@ def _prompts_and_completions(tokenizer: Any, rows: Columns) -> tuple[list[Any], 
     text of its own. One whose first token would begin within the prompt is tokenised alone, because
     in use the model gets the prompt alone, too.
     """
-    together = []
-    for prompt, completion in zip(rows["prompt"], rows["completion"], strict=True):
-        together.append(prompt + completion)
-
     prompts = _plain_ids(tokenizer, rows["prompt"])
-    wholes = _plain_ids(tokenizer, together)
     completions = _plain_ids(tokenizer, rows["completion"])
-    for number, prompt in enumerate(prompts):
-        begun = wholes[number][: len(prompt)]
+    together = list(map("".join, zip(rows["prompt"], rows["completion"], strict=True)))
+
+    for number, whole in enumerate(_plain_ids(tokenizer, together)):
+        prompt = prompts[number]
+        begun = whole[: len(prompt)]
         if np.array_equal(begun, prompt):
-            completions[number] = wholes[number][len(prompt) :]
+            completions[number] = whole[len(prompt) :]
 
     return prompts, completions
 
@@ -256,37 +264,29 @@ def _ids_within(
 
     if tokenizer.is_fast:
         encoded = tokenizer(texts, return_offsets_mapping=True, **_PLAIN)
-        for number, parts in enumerate(spans):
-            ids = np.array(encoded["input_ids"][number], np.int32)
-            offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
-            yield (
-                ids,
-                _within(
-                    parts,
-                    offsets[:, 0],
-                    offsets[:, 1],
-                ),
-            )
+        columns = zip(encoded["input_ids"], encoded["offset_mapping"], spans, strict=True)
+        for ids, offsets, parts in columns:
+            ids, starts, ends = _with_offsets(ids, offsets)
+            yield ids, _within(parts, starts, ends)
 
         return
 
-    # Without offsets, each text is tokenised in pieces: every second one is a span. Where that
-    # gives other tokens than the whole text, nobody knows which token a span begins with.
+    # Without offsets, each text is tokenised in pieces, of which every second one is a span.
     for text, parts in zip(texts, spans, strict=True):
         edges = [0]
         for part in parts:
             edges += part
         edges.append(len(text))
-        pieces = _plain_ids(tokenizer, [text[start:end] for start, end in pairwise(edges)])
 
-        ids = _plain_ids(tokenizer, [text])[0]
+        between = [text[start:end] for start, end in pairwise(edges)]
+        pieces = _plain_ids(tokenizer, between)
+        (ids,) = _plain_ids(tokenizer, [text])
         if not np.array_equal(np.concatenate(pieces), ids):
+            # Nobody knows which token a span begins with.
             reason = "this tokenizer does not say which characters a token is of"
             raise chat.unlocated(chat.UnlocatedError(reason))
 
-        masks = []
-        for number, piece in enumerate(pieces):
-            masks.append(np.full(len(piece), number % 2 == 1))
+        masks = [np.full(len(piece), number % 2 == 1) for number, piece in enumerate(pieces)]
         yield ids, np.concatenate(masks)
 
 

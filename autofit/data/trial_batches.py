@@ -69,6 +69,7 @@ def shortened(batch: Any) -> Any:
     lengths = {tensor.shape[1] for tensor in rows}
     if len(lengths) != 1 or min(lengths) <= _LENGTH:
         return batch
+
     for tensor in rows:
         if tensor.is_floating_point():
             return batch
@@ -76,7 +77,8 @@ def shortened(batch: Any) -> Any:
         if not bool(has_label.all()):
             return batch
 
-    return map_tensors(batch, lambda tensor: tensor[:, :_LENGTH] if tensor.dim() >= 2 else tensor)
+    changed = {id(tensor): tensor[:, :_LENGTH] for tensor in rows}
+    return _with_changed(batch, changed)
 
 
 def diversified(batch: Any, model: nn.Module) -> Any:
@@ -84,7 +86,7 @@ def diversified(batch: Any, model: nn.Module) -> Any:
     alike."""
     generator = torch.Generator().manual_seed(0)
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    vocabulary = min((embedding.num_embeddings for embedding in embeddings), default=0)
+    vocabularies = [embedding.num_embeddings for embedding in embeddings]
 
     changed: dict[int, torch.Tensor] = {}
     for path, tensor in paths(batch):
@@ -92,11 +94,15 @@ def diversified(batch: Any, model: nn.Module) -> Any:
             changed[id(tensor)] = _with_noise(tensor, generator)
             continue
 
-        is_constant = tensor.dim() >= 2 and bool((tensor == tensor.flatten()[0]).all())
-        if not embeddings or not is_constant or _has_word(_name_of(path), _POSITIONS):
+        is_row = tensor.dim() >= 2 and not _has_word(_name_of(path), _POSITIONS)
+        if not vocabularies or not is_row:
             continue
-        ids = torch.randint(1, max(2, vocabulary), tensor.shape, generator=generator)
-        changed[id(tensor)] = ids.to(tensor)
+
+        is_constant = bool((tensor == tensor.flatten()[0]).all())
+        if is_constant:
+            vocabulary = max(2, min(vocabularies))
+            ids = torch.randint(1, vocabulary, tensor.shape, generator=generator)
+            changed[id(tensor)] = ids.to(tensor)
 
     return _with_changed(batch, changed)
 
@@ -122,6 +128,7 @@ def _name_of(path: _Path) -> str:
 
 
 def _has_word(name: str, words: Iterable[str]) -> bool:
+    """Whether a name has any of these words in it."""
     return any(word in name for word in words)
 
 
@@ -133,18 +140,9 @@ def most_different(batch: Any, samples: int) -> Any:
     if len(scores) <= samples:
         return take_samples(batch, range(len(scores)))
 
-    order = scores.argsort().tolist()
-    places = (
-        torch.linspace(
-            0,
-            len(order) - 1,
-            samples,
-        )
-        .round()
-        .int()
-        .tolist()
-    )
-    return take_samples(batch, [order[place] for place in places])
+    order = scores.argsort()
+    places = torch.linspace(0, len(order) - 1, samples).round().long()
+    return take_samples(batch, order[places].tolist())
 
 
 def variety(batch: Any) -> float:
@@ -168,14 +166,19 @@ def _scores(batch: Any) -> torch.Tensor | None:
 
     scores: torch.Tensor | None = None
     for _, tensor in paths(batch):
-        if not tensor.dim() or (tensor.is_floating_point() and tensor.dim() > 2):
+        is_content = tensor.is_floating_point() and tensor.dim() > 2
+        if not tensor.dim() or is_content:
             continue
 
         rows = tensor.detach()[:_LOOKED_AT]
-        rows = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
-        counts = (rows != 0).double().mean(1) + (rows != IGNORED_LABEL).double().mean(1)
+        if rows.dim() == 1:
+            rows = rows.unsqueeze(1)
+        rows = rows.flatten(1)
+
+        filled = (rows != 0).double().mean(1)
+        counting = (rows != IGNORED_LABEL).double().mean(1)
         content = rows.double().mean(1)
-        score = counts + 1e-3 * torch.tanh(content - content.mean())
+        score = filled + counting + 1e-3 * torch.tanh(content - content.mean())
         if scores is not None and len(scores) == len(score):
             score = scores + score
         scores = score
@@ -250,9 +253,12 @@ def _ended_early(rows: torch.Tensor) -> torch.Tensor:
     """
     changed = rows.clone()
     length = rows.shape[1]
+    padding: torch.Tensor | int = 0
     last = rows[:, -1].flatten().mode().values
-    is_padded = bool((rows[:, -2:] == last).all(dim=1).any())
-    padding = last if is_padded else 0
+    ends_twice = (rows[:, -2:] == last).all(dim=1)
+    if bool(ends_twice.any()):
+        padding = last
+
     for sample in range(len(rows) - 1):
         missing = max(1, (sample + 1) * length // (4 + 2 * sample))
         changed[sample, length - missing :] = padding
