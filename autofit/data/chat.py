@@ -162,7 +162,11 @@ class ChatTemplate:
 
     def _turns(self, text: str, messages: Messages, tools: Any) -> dict[int, Span]:
         """The assistant's turns in the text of a conversation, from after the header to the end, by
-        the numbers of their messages."""
+        the numbers of their messages.
+
+        Raises:
+            UnlocatedError: the template does not show where they are.
+        """
         frame = self._frame(tools)
         texts = self._texts(text, messages, tools)
         turns: dict[int, Span] = {}
@@ -178,18 +182,25 @@ class ChatTemplate:
             low = max([done, *(part.end for part in before)])
             high = min([len(text), *(part.start for part in after)])
 
-            first = own[0].start if own else high
+            first = high
+            if own:
+                first = own[0].start
             begin = text.find(frame.header, low, first)
             if frame.header and begin >= 0:
                 begin += len(frame.header)
                 headers += 1
             else:
-                previous = messages[number - 1] if number else {}
+                previous: Message = {}
+                if number:
+                    previous = messages[number - 1]
                 begin = _after_closing(text, low, previous, frame.closings)
 
-            last = own[-1].end if own else begin
-            is_last = number == len(messages) - 1
-            ends = (frame.last, frame.end) if is_last else (frame.end,)
+            last = begin
+            if own:
+                last = own[-1].end
+            ends = [frame.end]
+            if number == len(messages) - 1:
+                ends.insert(0, frame.last)
             done = _after_end(text[:high], last, message, ends)
             turns[number] = (begin, done)
 
@@ -309,21 +320,25 @@ def marks_assistant_turns(tokenizer: Any, tools: Any = None) -> bool:
 
 
 def _around_message(
-    texts: Sequence[Text], number: int
+    texts: Sequence[Text],
+    number: int,
 ) -> tuple[Sequence[Text], Sequence[Text], Sequence[Text]]:
-    """The texts of a message, those before them and those after them, as they are rendered."""
+    """The texts of a message, those before them and those after them, as they are rendered.
+
+    Raises:
+        UnlocatedError: texts of other messages stand within it.
+    """
     own = [place for place, text in enumerate(texts) if text.message == number]
-    if own:
-        start = own[0]
-        stop = own[-1] + 1
-        if stop - start != len(own):
-            raise UnlocatedError("it writes other messages within one of the assistant")
+    if not own:
+        before = [text for text in texts if text.message < number]
+        after = [text for text in texts if text.message > number]
+        return [], before, after
 
-        return texts[start:stop], texts[:start], texts[stop:]
-
-    before = [text for text in texts if text.message < number]
-    after = [text for text in texts if text.message > number]
-    return [], before, after
+    start = own[0]
+    stop = own[-1] + 1
+    if stop - start != len(own):
+        raise UnlocatedError("it writes other messages within one of the assistant")
+    return texts[start:stop], texts[:start], texts[stop:]
 
 
 def unlearnt(messages: Messages, location: str) -> set[int]:
@@ -427,11 +442,14 @@ def _blank_end(message: Message) -> str:
 def _shared(text: str, other: str, tokens: Collection[str] = ()) -> str:
     """What two texts begin with, but for the beginning of a token that goes on beyond it."""
     size = 0
-    while size < min(len(text), len(other)) and text[size] == other[size]:
+    for sign, another in zip(text, other, strict=False):
+        if sign != another:
+            break
         size += 1
 
     for token in tokens:
-        for start in range(max(0, size - len(token) + 1), size):
+        first = max(0, size - len(token) + 1)
+        for start in range(first, size):
             if text.startswith(token, start) or other.startswith(token, start):
                 size = min(size, start)
 
@@ -444,4 +462,6 @@ def _without_none(message: Message) -> dict[str, Any]:
 
 
 def _meets_any(span: Span, others: Sequence[Span]) -> bool:
-    return any(span[0] < end and start < span[1] for start, end in others)
+    """Whether a span has a character in common with any other."""
+    first, last = span
+    return any(first < end and start < last for start, end in others)

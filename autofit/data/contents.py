@@ -56,7 +56,9 @@ _BINARY = (  # what files of other formats begin with
 
 def inner_name(path: Path) -> Path:
     """The name of what a file holds, without the suffix of a compression."""
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    if path.suffix.lower() not in COMPRESSIONS:
+        return path
+    return path.with_suffix("")
 
 
 def head_of(path: Path) -> bytes:
@@ -86,16 +88,24 @@ def compression_of(head: bytes) -> str | None:
 
 
 def read_parts(path: Path, head: bytes) -> Iterator[tuple[bytes, int]]:
-    """The bytes of a file, decompressed, a part at a time; and how far in the file it ends."""
+    """The bytes of a file, decompressed, a part at a time; and how far in the file it ends.
+
+    Raises:
+        InputError: it cannot be read, or not be decompressed.
+    """
     kind = compression_of(head)
-    failure = "read" if kind is None else "decompressed"
-    failing = as_input_error(
-        lambda error: f"the data file {path} cannot be {failure}: {describe_error(error)}.",
-        "Fetch or compress it again.",
-        but=_is_end_of_reading,
-    )
+    failure = "read"
+    if kind is not None:
+        failure = "decompressed"
+
+    def says(error: BaseException) -> str:
+        return f"the data file {path} cannot be {failure}: {describe_error(error)}."
+
+    failing = as_input_error(says, "Fetch or compress it again.", but=_is_end_of_reading)
     with failing, path.open("rb") as packed:
-        file = packed if kind is None else _READERS[kind](packed)
+        file = packed
+        if kind is not None:
+            file = _READERS[kind](packed)
         while part := file.read(PART):
             yield part, packed.tell()
 

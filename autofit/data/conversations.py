@@ -191,16 +191,16 @@ def _chat_and_answer(row: Row, location: str) -> dict[str, Any]:
     """TRL's conversational prompt and completion, of which only the completion is learnt."""
     for name in COMPLETION:
         messages = row[name]
-        is_list = isinstance(messages, list) and bool(messages)
-        if not is_list or not all(isinstance(message, Mapping) for message in messages):
-            problem = (
-                f"{location}: {name} must be a list of messages beside one that is, "
-                f"not {type(messages).__name__}."
-            )
-            raise InputError(problem, _EXAMPLE)
+        are_messages = isinstance(messages, list) and bool(messages)
+        if are_messages:
+            are_messages = all(isinstance(message, Mapping) for message in messages)
+        if not are_messages:
+            given = type(messages).__name__
+            rule = f"{name} must be a list of messages beside one that is"
+            raise InputError(f"{location}: {rule}, not {given}.", _EXAMPLE)
 
     asked = [{**message, "weight": 0} for message in row["prompt"]]
-    return {"messages": [*asked, *row["completion"]]}
+    return {"messages": asked + list(row["completion"])}
 
 
 def _pair(prompt: str, completion: str) -> Shape:

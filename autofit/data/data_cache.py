@@ -38,16 +38,21 @@ def content_digest(path: Path) -> str:
     files = [path]
     if path.is_dir():
         is_saved = any((path / name).exists() for name in SAVED)
-        found = path.rglob("*") if is_saved else path.iterdir()
+        found = path.iterdir()
+        if is_saved:
+            found = path.rglob("*")
         files = sorted(file for file in found if not is_litter(file.relative_to(path)))
 
     sums = []
     problem = f"the data in {path} cannot be read"
     with failing_as(problem, "Check the file.", reason=describe_error):
         for file in files:
-            if not file.is_dir():
-                with check_regular(file).open("rb") as content:
-                    sums.append((str(file), hashlib.file_digest(content, "sha256").hexdigest()))
+            if file.is_dir():
+                continue
+
+            with check_regular(file).open("rb") as content:
+                summed = hashlib.file_digest(content, "sha256")
+            sums.append((str(file), summed.hexdigest()))
 
     return digest(repr(sums))
 
@@ -160,9 +165,13 @@ def _prune(used: Path) -> None:
 
         others = []
         for folder in used.parent.iterdir():
-            if (folder / _SUMS).exists() and folder != used:
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                others.append(((folder / _SUMS).stat().st_mtime, size, folder))
+            sums = folder / _SUMS
+            if folder == used or not sums.exists():
+                continue
+
+            last_used = sums.stat().st_mtime
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            others.append((last_used, size, folder))
 
         total = 0
         for _, size, folder in sorted(others, reverse=True):
@@ -180,4 +189,5 @@ def _delete_unless_in_use(path: Path, folder: Path) -> None:
 
 
 def _with_suffix(folder: Path, suffix: str) -> Path:
+    """A path beside a folder, by the folder's whole name."""
     return folder.with_name(folder.name + suffix)

@@ -97,6 +97,7 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
         found = _SPLIT.search(file.name)
         if found is None:
             return list(files)
+
         name = found[1].lower()
         if name == "training":
             name = "train"
@@ -104,15 +105,16 @@ def _of_train(folder: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
 
     if len(splits) == 1:
         return list(files)
-    if "train" not in splits:
-        names = ", ".join(sorted(splits))
+
+    of_train = splits.pop("train", None)
+    names = ", ".join(sorted(splits))
+    if of_train is None:
         message = f"the directory {folder} has no files named train, but {names}."
         raise InputError(message, "Give the files of one of them.")
 
-    left = pluralize(len(files) - len(splits["train"]), "file")
-    names = ", ".join(sorted(splits.keys() - {"train"}))
+    left = pluralize(len(files) - len(of_train), "file")
     notes.append(f"read of {folder}: the files of train; left out: {left} of {names}.")
-    return splits["train"]
+    return of_train
 
 
 def _is_media(path: Path) -> bool:

@@ -27,10 +27,12 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by number of channels
 
 def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLoader:
     """The loader of a .pt file or a folder of images, in the shape that the model takes."""
-    shape = workload.batch(1)["pixel_values"].shape[1:]
     size = workload.effective_batch_size
+    pixels = workload.batch(1)["pixel_values"]
+    shape = pixels.shape[1:]
     if not path.is_dir():
-        return FileLoader(read_tensors(path, shape, options.labels), size)
+        tensors = read_tensors(path, shape, options.labels)
+        return FileLoader(tensors, size)
 
     pictures, labels, notes = read_folder(path, shape, options)
     return FileLoader(pictures, size, notes=notes, label_names=labels.names)
@@ -140,14 +142,17 @@ def read_folder(
 
 def _image_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The files in the directories of a folder, sorted and relative to it: images, and others."""
-    files = [file.relative_to(folder) for file in folder.glob("*/**/*") if file.is_file()]
     images: list[Path] = []
     others: list[Path] = []
-    for file in sorted(files):
-        if is_litter(file):
+    for file in sorted(folder.glob("*/**/*")):
+        name = file.relative_to(folder)
+        if not file.is_file() or is_litter(name):
             continue
-        found = images if _is_image(folder / file) else others
-        found.append(file)
+
+        if _is_image(file):
+            images.append(name)
+        else:
+            others.append(name)
 
     return images, others
 

@@ -58,10 +58,13 @@ class ReadingBar:
             self._bar.set_postfix_str(f"{rows:,} rows", refresh=False)
             self._bar.update(position - self._bar.n)
 
-        if time.monotonic() < self._due:
+        now = time.monotonic()
+        if now < self._due:
             return
 
-        self._due = time.monotonic() + _LINE_SECONDS
-        read = f"{position / 1e6:,.0f} MB of {self._total / 1e6:,.0f} MB"
-        sys.stderr.write(f"{self._label}: {rows:,} rows, {read}\n")
+        self._due = now + _LINE_SECONDS
+        done = position / 1e6
+        total = self._total / 1e6
+        line = f"{self._label}: {rows:,} rows, {done:,.0f} MB of {total:,.0f} MB"
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

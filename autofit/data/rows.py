@@ -108,12 +108,12 @@ class FirstRow:
 
     def table(self) -> "Table":
         """An empty table for rows of its form."""
-        is_text = not any("image" in form for form in self.forms)
         known = _known_columns(self.forms)
-
-        shape = shape_of(self.row) if _has_shapes(self.forms) else None
-        if shape is not None:
-            return Table(shape.form, shape, known, is_text=is_text)
+        is_text = not any("image" in form for form in self.forms)
+        if _has_shapes(self.forms):
+            shape = shape_of(self.row)
+            if shape is not None:
+                return Table(shape.form, shape, known, is_text=is_text)
 
         form = _form_of(self.row, self.forms, self.location, self.remedy)
         return Table(form, None, known, is_text=is_text)
@@ -321,15 +321,16 @@ class Table:
         if shape is None:
             read = [first_filled(row, _columns_of(name)) for name in self.form]
         else:
-            read = [*shape.columns, *(name for name in shape.beside if row.get(name))]
+            read = list(shape.columns)
+            read += [name for name in shape.beside if row.get(name)]
             if shape.note:
                 accounts.shape_notes[shape.note] = None
 
-        accounts.read.update(dict.fromkeys(read))
-
+        accounts.read |= dict.fromkeys(read)
         for name, value in row.items():
-            is_left = name in self.known and name not in accounts.read
-            if is_left and value not in (None, "", []):
+            if name not in self.known or name in accounts.read:
+                continue
+            if value not in (None, "", []):
                 accounts.left[name] = None
 
 

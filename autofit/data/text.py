@@ -258,12 +258,16 @@ def padding_note(lengths: Lengths, batch_size: int) -> str | None:
 def _ends_of_answers(found: Tokenised) -> dict[str, torch.Tensor]:
     """The first and the last token of each answer; anything where an answer is cut off."""
     assert found.labels is not None, "every answer that is not cut off has both"
-    starts = found.label_spans[:, 0]
+    places = found.labels[: len(found.labels)]
     # Behind all others, for cut answers at the end.
     spare = torch.zeros(2, dtype=torch.long)
-    places = torch.cat([found.labels[: len(found.labels)], spare])
+    places = torch.cat([places, spare])
 
-    return {"start_positions": places[starts], "end_positions": places[starts + 1]}
+    starts = found.label_spans[:, 0]
+    return {
+        "start_positions": places[starts],
+        "end_positions": places[starts + 1],
+    }
 
 
 def _prepare_chat_template(tokenizer: Any, first: FirstRow, learn: str) -> list[str]:

@@ -29,9 +29,12 @@ def text_lengths(batch: Any, cut: Cut | None = None) -> torch.Tensor | None:
         return None
 
     width = mask.shape[-1]
-    ends = (mask != 0) * torch.arange(1, width + 1)
+    counts = torch.arange(1, width + 1)
+    ends = (mask != 0) * counts
     lengths = ends.flatten(1).amax(dim=1)
-    return None if bool((lengths == width).all()) else lengths
+    if bool((lengths == width).all()):
+        return None
+    return lengths
 
 
 def cut_to(batch: Mapping[str, Any], tokens: int) -> dict[str, Any]:

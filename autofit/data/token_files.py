@@ -60,15 +60,17 @@ class TokenFile:
 
     def __getitem__(self, place: slice) -> torch.Tensor:
         start, stop, _ = place.indices(self.count)
+        count = max(0, stop - start)
         size = np.dtype(self.kind).itemsize
-        nbytes = max(0, stop - start) * size
+        nbytes = count * size
 
         with readable():
             read = os.pread(self._descriptor, nbytes, start * size)
             if len(read) != nbytes:
                 raise OSError(errno.EIO, "it was cut off", str(self.path))
 
-        return torch.from_numpy(np.frombuffer(read, self.kind).astype(np.int64))
+        stored = np.frombuffer(read, self.kind)
+        return torch.from_numpy(stored.astype(np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the open file, which another process opens anew."""

@@ -185,14 +185,17 @@ class _Store:
             return
 
         # The block numbers its own values; these are their numbers among those of the whole file.
-        places = np.array([self._values.number(*value) for value in block.values], np.int64)
+        numbers = [self._values.number(value, location) for value, location in block.values]
+        places = np.array(numbers, np.int64)
         labels = block.labels
         if self._form == TAGGED and len(labels):
             is_tag = labels >= 0
             labels[is_tag] = places[labels[is_tag]]
 
-        if block.classes is not None:
-            classes = places[block.classes] if len(places) else block.classes
+        classes = block.classes
+        if classes is not None:
+            if numbers:
+                classes = places[classes]
             self._append("classes", classes)
 
         self._ids.write(block.ids)
@@ -200,6 +203,7 @@ class _Store:
         self._types.write(block.types)
         self._end_rows(block.lengths, block.label_lengths, block.is_learnt)
         self._cut += block.cut
+
         earlier, first = self._tools
         count, shown = block.tools
         self._tools = (earlier + count, first or shown)
@@ -232,7 +236,9 @@ class _Store:
         self._rows += len(lengths)
 
     def _append(self, name: str, values: Any) -> None:
-        self._by_row.setdefault(name, []).append(values)
+        """Add values of a block's rows to those of the rows before."""
+        parts = self._by_row.setdefault(name, [])
+        parts.append(values)
 
     def close(self, rule: LabelRule, file_notes: list[str]) -> None:
         """Number the classes, and write what is known of all rows."""
