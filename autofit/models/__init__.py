@@ -298,7 +298,10 @@ def workload_from_source(
     `resolve`.
 
     A file runs no code: a function that a source names is not called, and the permission to run a
-    model's own code has to be given again. Raises InputError as `named_by`.
+    model's own code has to be given again.
+
+    Raises:
+        InputError: as `named_by`.
     """
     sizes = Sizes(summary.get("sequence_length"), summary.get("effective_batch_size"))
     kind, name = named_by(source)

@@ -33,7 +33,11 @@ class TiledMlp:
 
     @classmethod
     def of_source(cls, value: object) -> Self | None:
-        """As `to_source` wrote it; None of nothing. Raises InputError for anything else."""
+        """As `to_source` wrote it; None of nothing.
+
+        Raises:
+            InputError: the value is anything else.
+        """
         if value is None:
             return None
         require(isinstance(value, Mapping), "tiled MLPs must hold values by name", value)

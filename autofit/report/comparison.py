@@ -85,7 +85,12 @@ def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison
 
     outcome = _outcome(first.result, second.result)
     sentences = _sentences(first.result, second.result, names)
-    return Comparison(names, tuple(setup), tuple(outcome), tuple(sentences))
+    return Comparison(
+        names=names,
+        setup=tuple(setup),
+        outcome=tuple(outcome),
+        sentences=tuple(sentences),
+    )
 
 
 def _setup(record: Record) -> dict[str, str]:
@@ -213,24 +218,25 @@ def _of_bests(
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both
     measured."""
-    ratios = {}
+    ratios = []
+    shared = []
     for config, mine in first.latest_by_config.items():
         its = second.latest_by_config.get(config)
-        if its is not None and mine.fits and its.fits and mine.throughput:
-            ratios[config] = its.throughput / mine.throughput
+        if its is None or not mine.fits or not its.fits or not mine.throughput:
+            continue
 
-    if not ratios:
+        shared.append(config)
+        ratios.append(its.throughput / mine.throughput)
+
+    if not shared:
         return []
 
-    middle = speed(statistics.median(ratios.values()))
-    if len(ratios) == 1:
-        (config,) = ratios
-        one = f"One config was measured to fit in both, {describe(config)}"
-        return [f"{one}: in {names[1]} it is {middle}."]
+    _, last = names
+    middle = speed(statistics.median(ratios))
+    if len(shared) == 1:
+        one = f"One config was measured to fit in both, {describe(shared[0])}"
+        return [f"{one}: in {last} it is {middle}."]
 
-    least = min(ratios.values())
-    most = max(ratios.values())
-    how_many = f"{len(ratios)} configs were measured to fit in both"
-    spread = f"from {least:.2f} to {most:.2f} times the speed"
-
-    return [f"{how_many}: in {names[1]} they are {middle} in the median ({spread})."]
+    count = f"{len(shared)} configs were measured to fit in both"
+    spread = f"from {min(ratios):.2f} to {max(ratios):.2f} times the speed"
+    return [f"{count}: in {last} they are {middle} in the median ({spread})."]

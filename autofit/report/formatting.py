@@ -65,16 +65,17 @@ def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) ->
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The knobs of a config that differ from another one, in a few words each, off values
     included."""
+    others_implied = implied(other)
     left_out = set(DERIVED)
     for name in implied(config):
-        if config.get(name) is None or name in implied(other):
+        if config.get(name) is None or name in others_implied:
             left_out.add(name)
 
     names: dict[str, None] = {}
     for name, mine in config.items():
         its = other.get(name)
-        is_same = mine == its or (is_off(mine) and is_off(its))
-        if name in left_out or is_same:
+        are_off = is_off(mine) and is_off(its)
+        if name in left_out or mine == its or are_off:
             continue
 
         whole = knob_named(name).part_of
@@ -400,24 +401,25 @@ def bound_by(bottleneck: str, config: Mapping[str, Any]) -> str:
 
 def resting_words(resting: Resting) -> str:
     """What a device holds between steps, in a sentence or two."""
-    held = [f"weights {gib(resting.weights)}"]
+    sizes = {"weights": resting.weights}
     if resting.adapters:
-        held.append(f"adapters {gib(resting.adapters)}")
-    held.append(f"gradients {gib(resting.gradients)}")
-    held.append(f"optimizer state {gib(resting.optimizer)}")
+        sizes["adapters"] = resting.adapters
+    sizes["gradients"] = resting.gradients
+    sizes["optimizer state"] = resting.optimizer
+
+    held = [f"{name} {gib(size)}" for name, size in sizes.items()]
     sentences = [f"GiB between steps: {', '.join(held)}."]
 
     if resting.activations is not None:
         blocks = pluralize(resting.blocks, "block")
-        each = gib(resting.activations)
-        sentences.append(f"{blocks} of a micro-batch keep {each} each.")
+        size = gib(resting.activations)
+        sentences.append(f"{blocks} of a micro-batch keep {size} each.")
 
     trained = pluralize(resting.trained, "parameter")
     if resting.parameters:
         every = pluralize(resting.parameters, "parameter")
         share = 100 * resting.trained / resting.parameters
         trained = f"{resting.trained:,} of {every} ({share:.3g} %)"
-
     sentences.append(f"Trained: {trained}.")
 
     return " ".join(sentences)

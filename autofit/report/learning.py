@@ -19,9 +19,10 @@ def learning_lines(curves: Sequence[LearningCurve], head: str) -> list[str]:
     trained.sort(key=lambda curve: curve.loss)
     for curve in trained:
         config = describe(curve.config, knobs)
-        seeds = " and ".join(f"{loss:.4f}" for loss in curve.losses)
+        seeds = " and ".join(map("{:.4f}".format, curve.losses))
+        loss = f"Loss {curve.loss:.4f} ({seeds})"
         steps = pluralize(max(curve.steps), "step")
-        lines.append(f"Loss {curve.loss:.4f} ({seeds}) after up to {steps}: {config}.")
+        lines.append(f"{loss} after up to {steps}: {config}.")
 
     for curve in curves:
         if curve.reason:

@@ -68,7 +68,8 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     """The verdict first, then what the memory consists of and where the time goes."""
     usable = data["usable_bytes"]
     budget = data["budget_bytes"]
-    place = f"{data['hardware']['name']} within {gib(budget)} GiB"
+    device = data["hardware"]["name"]
+    place = f"{device} within {gib(budget)} GiB"
 
     fits = FITS[data["fits"]].capitalize()
     verdict = f"{fits}: {_interval(data)} GiB expected, {gib(usable)} may be used"
@@ -76,16 +77,20 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
         margin = percent(1 - usable / budget)
         verdict += f" (a margin of {margin} is kept)"
 
-    tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
-    if data["reserved_bytes"] is not None:
-        tensors += f", {gib(data['reserved_bytes'])} reserved for them"
-
+    allocated = data["allocated_bytes"]
+    reserved = data["reserved_bytes"]
+    tensors = f"{gib(allocated)} GiB of tensors at the peak"
+    if reserved is not None:
+        tensors += f", {gib(reserved)} reserved for them"
     lines = [f"{tensors}."]
-    if data.get("host_bytes"):
-        lines.append(f"{gib(data['host_bytes'])} GiB in the memory of the host.")
-    if data.get("resting"):
-        resting = Resting(**data["resting"])
-        lines.append(resting_words(resting))
+
+    on_host = data.get("host_bytes")
+    if on_host:
+        lines.append(f"{gib(on_host)} GiB in the memory of the host.")
+
+    resting = data.get("resting")
+    if resting:
+        lines.append(resting_words(Resting(**resting)))
 
     lines += ["", _time(data)]
     lines += _notes(data)
@@ -321,12 +326,14 @@ def _next_sizes(knob: str, data: Mapping[str, Any]) -> list[int]:
 def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, float | None]:
     """By which shares memory and time change; None where the time is unknown."""
     memory = _middle(other) / _middle(data) - 1
+
     before = data["step_seconds"]
     after = other["step_seconds"]
-    if not before or not after:
-        return memory, None
+    time = None
+    if before and after:
+        time = after / before - 1
 
-    return memory, after / before - 1
+    return memory, time
 
 
 def _middle(data: Mapping[str, Any]) -> int:
@@ -349,11 +356,18 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     """The device, the budget, the versions, and whether every value of every technique is available
     here."""
     hardware = data["hardware"]
+    name = hardware["name"]
+    kind = hardware["device"]
     memory = hardware["memory_bytes"] / GIB
+    budget = data["budget_gib"]
+
     free = hardware["host_free_bytes"] / GIB
     host = hardware["host_memory_bytes"] / GIB
     cores = pluralize(hardware["cores"], "core")
-    versions = [f"{name} {version}" for name, version in data["versions"].items()]
+
+    versions = []
+    for package, version in data["versions"].items():
+        versions.append(f"{package} {version}")
 
     store = data["store"]
     stored = store["trouble"]
@@ -361,9 +375,9 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         stored = f"{_measurements(store)} in {store['path']}"
 
     rows = {
-        "device": f"{hardware['name']} ({hardware['device']})",
+        "device": f"{name} ({kind})",
         "memory": f"{memory:.1f} GiB",
-        "budget": f"{data['budget_gib']:.1f} GiB unless you give another",
+        "budget": f"{budget:.1f} GiB unless you give another",
         "host": f"{free:.1f} GiB free of {host:.1f}, {cores}",
         "versions": ", ".join(versions),
         "predictions": _calibration(data["calibration"]),
@@ -373,8 +387,8 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         rows[f"broken: {package}"] = error
 
     facts = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
-    for name, text in rows.items():
-        facts.add_row(Text(name, style="bold"), Text(text))
+    for title, text in rows.items():
+        facts.add_row(Text(title, style="bold"), Text(text))
     return Group(facts, Text(), _knobs(data["techniques"]))
 
 
@@ -435,14 +449,18 @@ def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for entry in values:
         package = entry["package"]
-        if entry["version"]:
-            package += f" {entry['version']}"
+        version = entry["version"]
+        if version:
+            package += f" {version}"
 
         status = "available"
         if not entry["searched"]:
             status = "available, but not searched on this device"
-        status = entry["reason"] or f"{status} ({package})"
-        rows.setdefault(status, []).append(value(entry["value"]))
+        status = f"{status} ({package})"
+
+        reason = entry["reason"]  # why it is not
+        same = rows.setdefault(reason or status, [])
+        same.append(value(entry["value"]))
 
     return rows
 
@@ -479,9 +497,11 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
             count = f"at most {count}"
 
         allowed = " ".join(row["description"].split())
-        spaces.add_row(Text(row["name"]), Text(count), Text(allowed))
+        cells = (row["name"], count, allowed)
+        spaces.add_row(*map(Text, cells))
 
-    return Group(spaces, Text(f"Counted without what is refused, {counted_for}."))
+    note = f"Counted without what is refused, {counted_for}."
+    return Group(spaces, Text(note))
 
 
 def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -32,27 +32,36 @@ _ROWS = 6
 def markdown(record: Record) -> str:
     """The answer, what came after it, what each knob buys, and where it was measured."""
     result = record.result
-    place = where(result.hardware, result.budget)
-    parts = [f"### {markdown_text(result.model)} on {markdown_text(place)}"]
+    model = markdown_text(result.model)
+    place = markdown_text(where(result.hardware, result.budget))
+    parts = [f"### {model} on {place}"]
 
     if result.predicted_best is not None:
         parts += _predicted(result, result.predicted_best)
-    elif result.best is None:
-        parts += map(markdown_text, nothing_fits_lines(result))
-    else:
+    elif result.best is not None:
         parts += _measured(record, result.best)
+    else:
+        parts += map(markdown_text, nothing_fits_lines(result))
 
-    versions = [f"{name} {version}" for name, version in result.versions.items()]
+    versions = []
+    for package, version in result.versions.items():
+        versions.append(f"{package} {version}")
     parts.append(markdown_text(f"Versions: {', '.join(versions)}."))
-    return "\n\n".join(filter(None, parts)) + "\n"
+
+    paragraphs = filter(None, parts)
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of words, the first column at the left and the others at the right."""
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    lines = [_line(map(markdown_text, header)), _line(rule)]
-    lines += [_line(map(markdown_text, row)) for row in rows]
+    rule = ["---:"] * len(header)
+    rule[0] = "---"
+    head = list(map(markdown_text, header))
 
+    lines = [_line(head), _line(rule)]
+    for row in rows:
+        cells = map(markdown_text, row)
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 

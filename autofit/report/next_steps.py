@@ -24,17 +24,19 @@ _FILES = {
 def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
     """(title, what to type) to train with the best config of a run directory: a line for a shell,
     or several of Python."""
-    path = _as_typed(directory / "result.yaml")
+    saved = _as_typed(directory / "result.yaml")
     data = shell_path(str(result.source.get("data", "DATA")))
     weights = shell_path(str(result.source.get("weights", "WEIGHTS")))
     options = f"--data {data} --weights {weights} --output OUT"
 
     if result.source and result.source.get("kind") != "function":
-        steps = [("Train", f"autofit train {shell_path(path)} {options}")]
+        path = shell_path(saved)
+        steps = [("Train", f"autofit train {path} {options}")]
     else:
+        path = python_string(saved)
         python = (
             "import autofit, yaml",
-            f'config = yaml.safe_load(open({python_string(path)}))["config"]',
+            f'config = yaml.safe_load(open({path}))["config"]',
             "trained = autofit.fit(model, loader, config=config, epochs=1)",
         )
         steps = [("Train in Python", "\n".join(python))]

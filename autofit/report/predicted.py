@@ -67,10 +67,13 @@ def predicted_view(result: Result, best: Estimate) -> RenderableType:
 
 def answer_line(result: Result, best: Estimate) -> str:
     """The best predicted config's speed and memory."""
+    memory = interval(best.low, best.high)
     budget = gib(result.budget.device_bytes)
-    figures = f"{interval(best.low, best.high)} of {budget} GiB"
-    if rate(best):
-        figures = f"about {rate(best)} in {figures}"
+    figures = f"{memory} of {budget} GiB"
+
+    speed = rate(best)
+    if speed:
+        figures = f"about {speed} in {figures}"
 
     place = f"{result.model} on {result.hardware.title}"
     return f"{figures}, the best predicted config for {place}."

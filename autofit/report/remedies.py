@@ -77,14 +77,15 @@ def _measured(trial: Measurement, config: Mapping[str, Any], peak: int) -> Remed
 
 def _line(remedy: Remedy) -> str:
     """What to type, why it helps, and what is known of it."""
+    typed = " ".join(remedy.options)
     why = _KINDS[remedy.kind]
-    offloads = any(option.endswith("_offload=cpu") for option in remedy.options)
-    if remedy.kind == "numbers" and offloads:
+    if remedy.kind == "numbers" and "_offload=cpu" in typed:
         why += ", with a part of them in host memory"
 
     figures = f"at most {gib(remedy.device_bytes)} GiB"
-    if rate(remedy):
-        figures += f", {rate(remedy)}"
+    speed = rate(remedy)
+    if speed:
+        figures += f", {speed}"
 
-    typed = " ".join(remedy.options)
-    return f"{typed}: {why}; {figures} {source(remedy.measured)}"
+    known = source(remedy.measured)
+    return f"{typed}: {why}; {figures} {known}"

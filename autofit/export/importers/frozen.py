@@ -85,7 +85,11 @@ class Trained:
 
 
 def list_of_words(key: str, value: Any) -> list[str]:
-    """The words of a key, which takes one or several. Raises InputError for anything else."""
+    """The words of a key, which takes one or several.
+
+    Raises:
+        InputError: the value is anything else.
+    """
     if value is None:
         return []
     if isinstance(value, str):

@@ -44,23 +44,26 @@ Rows = list[tuple[str, str]]
 def result_html(result: Result) -> str:
     """The best config in words, how fast it is in how much memory, and every config that was
     measured."""
+    estimate = result.predicted_best
+    if estimate is not None:
+        head = f"Nothing was measured. Predicted: {answer_line(result, estimate)}"
+        notes = [*predicted_lines(result, estimate), *predicted_notes(result)]
+        return _paragraph(head) + estimate_html(estimate) + _paragraph(*notes)
+
     best = result.best
-    if result.predicted_best is not None:
-        estimate = result.predicted_best
-        head = _paragraph(f"Nothing was measured. Predicted: {answer_line(result, estimate)}")
-        notes = (*predicted_lines(result, estimate), *predicted_notes(result))
-
-        return head + estimate_html(estimate) + _paragraph(*notes)
-
     if best is None:
         return _paragraph(*nothing_fits_lines(result))
 
     rate, unit = throughput(best)
-    figure = number(rate) if rate else "?"
+    figure = "?"
+    if rate:
+        figure = number(rate)
     rows = [("Speed", f"{figure} {unit} per second, {proof(best)}")]
+
     step = step_words(best)
     if step:
         rows.append(("Step", step))
+
     memory = memory_used(best, result)
     if memory:
         used, share = memory
@@ -68,10 +71,10 @@ def result_html(result: Result) -> str:
         rows.append(("Memory", f"{used} of {budget} GiB, {percent(share)}"))
 
     rows += _config(best.config)
-
-    title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"
-    section = _section(title, rows, scatter(Record(result), _WIDTH))
-    return section + _paragraph(*summary(result))
+    place = where(result.hardware, result.budget)
+    title = f"The best config for {result.model} on {place}"
+    picture = scatter(Record(result), _WIDTH)
+    return _section(title, rows, picture) + _paragraph(*summary(result))
 
 
 @as_html.register
@@ -220,16 +223,17 @@ def _curve(losses: Sequence[float]) -> Picture | None:
 def _section(title: str, rows: Rows, picture: Picture | None) -> str:
     """A heading, a table, and a picture below it."""
     lines = ""
-    for name, words in rows:
-        cells = _CELL.format(html_text(name)) + _CELL.format(html_text(words))
+    for row in rows:
+        cells = "".join(map(_CELL.format, map(html_text, row)))
         lines += f"<tr>{cells}</tr>"
 
     image = ""
     if picture:
         document = picture.document(picture_style(alone=True))
-        drawn = base64.b64encode(document.encode()).decode()
+        encoded = base64.b64encode(document.encode())
         label = html_text(picture.label)
-        image = f'<img alt="{label}" src="data:image/svg+xml;base64,{drawn}">'
+        source = f"data:image/svg+xml;base64,{encoded.decode()}"
+        image = f'<img alt="{label}" src="{source}">'
 
     heading = f"<p><b>{html_text(title)}</b></p>"
     table = f"<table><tbody>{lines}</tbody></table>"
@@ -237,5 +241,8 @@ def _section(title: str, rows: Rows, picture: Picture | None) -> str:
 
 
 def _paragraph(*lines: str) -> str:
-    text = "<br>".join(html_text(line) for line in lines if line)
-    return f"<p>{text}</p>" if text else ""
+    """Lines as a paragraph; nothing without any."""
+    texts = list(map(html_text, filter(None, lines)))
+    if not texts:
+        return ""
+    return f"<p>{'<br>'.join(texts)}</p>"

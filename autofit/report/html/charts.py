@@ -230,8 +230,9 @@ def _probe_title(trial: Measurement, rate: float, result: Result) -> str:
     if trial.fits:
         figure = f"{number(rate)} {result.unit}/s"
 
-    probe = f"probe {trial.number + 1}: {describe(trial.config)}"
-    return f"{probe} \u2014 {figure}"
+    label = f"probe {trial.number + 1}"
+    config = describe(trial.config)
+    return f"{label}: {config} \u2014 {figure}"
 
 
 def devices_picture(record: Record, what: str) -> Picture | None:

@@ -238,11 +238,16 @@ def _measured(best: Measurement | Estimate) -> int:
 
 def _thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
     """The fullest moment of each stretch of the step, of at most so many stretches."""
-    stretch = math.ceil(len(moments) / most)
+
+    def held(moment: Moment) -> int:
+        _, sizes = moment
+        return sum(sizes)
+
+    length = math.ceil(len(moments) / most)
     fullest = []
-    for start in range(0, len(moments), stretch):
-        within = moments[start : start + stretch]
-        fullest.append(max(within, key=lambda moment: sum(moment[1])))
+    for start in range(0, len(moments), length):
+        stretch = moments[start : start + length]
+        fullest.append(max(stretch, key=held))
 
     return fullest
 
@@ -257,10 +262,11 @@ def _draw_bands(plot: Plot, moments: Sequence[Moment]) -> None:
             height = sum(sizes[:level]) / GIB
             points.append(plot.at(when, height))
 
-        (left, _), *_ = points
-        stair = steps(points).removeprefix("M")
-        area = f"M{left:.1f},{bottom:.1f}L{stair}H{right:.1f}V{bottom:.1f}z"
-        plot.path(area, f"band {KINDS[level - 1]}")
+        left, _ = points[0]
+        start = f"M{left:.1f},{bottom:.1f}"
+        stair = steps(points).replace("M", "L")
+        end = f"H{right:.1f}V{bottom:.1f}z"
+        plot.path(start + stair + end, f"band {KINDS[level - 1]}")
 
 
 def _name_phases(plot: Plot, timeline: Timeline) -> None:
@@ -269,15 +275,18 @@ def _name_phases(plot: Plot, timeline: Timeline) -> None:
     The last one always has its name.
     """
     bottom = plot.up.start
+    top = plot.up.end
     starts = [plot.across(when) for _, when in timeline.phases]
     ends = [*starts[1:], plot.across.end]
-    last, _ = timeline.phases[-1]
+    last = len(starts) - 1
 
-    for (phase, _), start, end in zip(timeline.phases, starts, ends, strict=True):
-        plot.line((start, bottom), (start, plot.up.end), "phase")
+    for number, (phase, _) in enumerate(timeline.phases):
+        start = starts[number]
+        end = ends[number]
+        plot.line((start, bottom), (start, top), "phase")
         if width_of(phase) < end - start:
             plot.text(start + 3, bottom + 15, phase, kind="tick")
-        elif phase == last:
+        elif number == last:
             plot.text(end, bottom + 15, phase, kind="tick", anchor="end")
 
 
@@ -312,12 +321,15 @@ def _name_bands(plot: Plot, timeline: Timeline) -> None:
 
 def _mark_peak(plot: Plot, timeline: Timeline) -> None:
     """Draw a dot at the fullest moment, with its size to the side where there is room."""
-    peak = sum(timeline.moments[timeline.fullest])
-    x, y = plot.at(timeline.at[timeline.fullest], peak / GIB)
+    moment = timeline.fullest
+    peak = sum(timeline.moments[moment])
+    x, y = plot.at(timeline.at[moment], peak / GIB)
     plot.circle((x, y), 2.6, "peak")
 
     words = f"peak {gib(peak)} GiB"
-    if x + width_of(words) + 10 > plot.across.end:
-        plot.text(x - 6, y + 1, words, kind="peak-label", anchor="end")
-    else:
-        plot.text(x + 6, y + 1, words, kind="peak-label")
+    left = x + 6
+    anchor = None
+    if left + width_of(words) + 4 > plot.across.end:
+        left = x - 6
+        anchor = "end"
+    plot.text(left, y + 1, words, kind="peak-label", anchor=anchor)

@@ -282,8 +282,14 @@ def _fronts(plot: Plot, fitting: list[Plotted], record: Record) -> None:
     result = record.result
     points = []
     for dot in fitting:
-        samples = (dot.rate or 0.0) / result.units_per_sample
-        point = Point(dot.measurement.config, dot.nbytes or 0, samples, None, measured=True)
+        assert dot.nbytes and dot.rate, "it fits"
+        point = Point(
+            dot.measurement.config,
+            peak_bytes=dot.nbytes,
+            samples_per_second=dot.rate / result.units_per_sample,
+            tokens_per_second=None,
+            measured=True,
+        )
         points.append(point)
 
     for predicted in result.frontier.values():
@@ -291,7 +297,8 @@ def _fronts(plot: Plot, fitting: list[Plotted], record: Record) -> None:
 
     for name in TIERS:
         of_tier = [point for point in points if tier(point.config) == name]
-        _front(plot, name, frontier(of_tier, tolerance=record.tolerance), result)
+        front = frontier(of_tier, tolerance=record.tolerance)
+        _front(plot, name, front, result)
 
 
 def _front(
@@ -369,7 +376,11 @@ def _needed(dot: Plotted, usable: int) -> float:
 
 
 def _label_leaders(plot: Plot, fitting: list[Plotted], result: Result) -> None:
-    """Write the name of a tier beside its best."""
+    """Write the name of a tier beside its best, above the names that are there already."""
+    best = None
+    if result.best is not None:
+        best = result.best.config
+
     by_config = {dot.measurement.config: dot for dot in fitting}
     taken: list[float] = []
     for name, leader in result.tiers.items():
@@ -377,10 +388,10 @@ def _label_leaders(plot: Plot, fitting: list[Plotted], result: Result) -> None:
             continue
 
         dot = by_config[leader.config]
-        words = f"best of {TIER_TITLES[name]}"
-        if result.best is not None and result.best.config == leader.config:
-            words = f"best: {TIER_TITLES[name]}"
-        words += f", {number(dot.rate or 0.0)}"
+        title = f"best of {TIER_TITLES[name]}"
+        if leader.config == best:
+            title = f"best: {TIER_TITLES[name]}"
+        words = f"{title}, {number(dot.rate or 0.0)}"
 
         x, y = _place(plot, dot)
         y -= 11
@@ -388,7 +399,8 @@ def _label_leaders(plot: Plot, fitting: list[Plotted], result: Result) -> None:
             y -= _LINE
         taken.append(y)
 
-        if x + width_of(words) < plot.across.end:
-            plot.text(x, y, words, kind=f"name {name}", anchor="start")
-        else:  # beside the budget line there is more room to the left
-            plot.text(x + 6, y, words, kind=f"name {name}", anchor="end")
+        anchor = "start"
+        if x + width_of(words) >= plot.across.end:
+            x += 6  # beside the budget line there is more room to the left
+            anchor = "end"
+        plot.text(x, y, words, kind=f"name {name}", anchor=anchor)

@@ -60,16 +60,21 @@ def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
     if not high > low:
         return [low]
 
-    rough = (high - low) / max(1, about)
-    power = 10.0 ** math.floor(math.log10(rough))
+    least = (high - low) / max(1, about)
+    exponent = math.floor(math.log10(least))
+    power = 10.0**exponent
     step = power
     for factor in (2, 5, 10):
-        if step < rough * 0.999:
+        if step < least * 0.999:
             step = power * factor
 
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    numbers = []
+    for index in range(first, last + 1):
+        number = index * step
+        numbers.append(round(number, 12))
+    return numbers
 
 
 def powers(low: float, high: float) -> list[float]:
@@ -269,6 +274,8 @@ class Plot(Picture):
 
     def frame(self, titles: tuple[str, str], ticks: tuple[int, int]) -> None:
         """Draw both axes with about so many round ticks and their titles; no box and no grid."""
+        title_across, title_up = titles
+        ticks_across, ticks_up = ticks
         left = self.across.start
         right = self.across.end
         bottom = self.up.start
@@ -276,15 +283,14 @@ class Plot(Picture):
         self.line((left, bottom), (right, bottom), "axis")
         self.line((left, bottom), (left, top), "axis")
 
-        for number in self.across.ticks(ticks[0]):
+        for number in self.across.ticks(ticks_across):
             x = self.across(number)
             self.line((x, bottom), (x, bottom + 4), "axis")
             self.text(x, bottom + 16, _tick(number), anchor="middle", kind="tick")
+        self.ticks_up(ticks_up)
 
-        self.ticks_up(ticks[1])
-
-        self.text(right, bottom + 32, titles[0], anchor="end", kind="title")
-        self.text(4, top - 10, titles[1], kind="title")
+        self.text(right, bottom + 32, title_across, anchor="end", kind="title")
+        self.text(4, top - 10, title_up, kind="title")
 
     def ticks_up(self, about: int) -> None:
         """Draw the ticks of the upright axis."""
