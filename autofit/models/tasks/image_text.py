@@ -20,6 +20,7 @@ _SIDE = 448  # pixels of an image, where models take every size
 _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
 # kinds whose forward is told the size of each image
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
+_SQUARES = ("paddleocr_vl",)  # kinds whose patches are small images, not rows of values
 _IN_PARTS = "llava_next"  # a kind that sees an image as a whole and in parts
 _FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
 # Under which keys configs have the tokens that stand for an image, for other media, and before and
@@ -197,6 +198,9 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     images = frames
     if "image_grid_thw" in arguments:
         pixels, grid, tokens = _patches(asked, vision, channels)
+        if config.model_type in _SQUARES:
+            size = asked.size(vision, "patch_size")
+            pixels = (pixels[0], channels, size, size)
     elif "spatial_shapes" in arguments:
         merge = asked.size(config, "downsample_factor")
         pixels, (_, rows, columns), tokens = _patches(asked, vision, channels, merge)

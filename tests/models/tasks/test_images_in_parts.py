@@ -29,6 +29,24 @@ LFM2 = {
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     },
 }
+PADDLE_OCR = {
+    "model_type": "paddleocr_vl",
+    "image_token_id": 60,
+    "vision_start_token_id": 61,
+    "vision_end_token_id": 62,
+    "vision_config": {**_SIZES, "patch_size": 56, "image_size": 448},
+    "text_config": {
+        **LLAMA,
+        "model_type": "paddleocr_vl_text",
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": [2, 3, 3],
+        },
+    },
+}
 LLAVA_NEXT = {
     "model_type": "llava_next",
     "image_token_index": 60,
@@ -54,6 +72,11 @@ def test_an_image_is_as_many_tokens_as_the_model_makes_of_it() -> None:
     assert shaped["pixel_values"].shape == (2, 64, 3 * 56 * 56)
     assert (shaped["input_ids"] == 60).sum(dim=1).tolist() == [16, 16]  # of four patches each
 
+    squares = workload(PADDLE_OCR).batch(2)
+    assert squares["image_grid_thw"].tolist() == [[1, 8, 8]] * 2
+    assert squares["pixel_values"].shape == (2 * 64, 3, 56, 56)
+    assert (squares["input_ids"] == 60).sum(dim=1).tolist() == [16, 16]
+
     in_parts = workload(LLAVA_NEXT).batch(2)
     assert in_parts["image_sizes"].tolist() == [[56, 56]] * 2
     assert in_parts["pixel_values"].shape == (2, 5, 3, 28, 28)
@@ -61,7 +84,9 @@ def test_an_image_is_as_many_tokens_as_the_model_makes_of_it() -> None:
     assert (in_parts["input_ids"] == 60).sum(dim=1).tolist() == [4 + 16 + 4] * 2
 
 
-@pytest.mark.parametrize("config", [LFM2, LLAVA_NEXT], ids=["shapes", "parts"])
+@pytest.mark.parametrize(
+    "config", [LFM2, LLAVA_NEXT, PADDLE_OCR], ids=["shapes", "parts", "squares"]
+)
 def test_a_step_takes_what_is_predicted(config: dict[str, Any]) -> None:
     made = workload(config)
     for knobs in ({}, {"micro_batch_size": 1, "activation_checkpointing": "full"}):
