@@ -125,7 +125,10 @@ def is_own(cut: Cut | None) -> TypeGuard[Cut]:
 
 
 def _layout(batch: Any, cut: Cut | None) -> Layout | None:
-    return None if cut is by_rows else layout_of(batch)
+    """The layout of a batch; None where its samples are rows."""
+    if cut is by_rows:
+        return None
+    return layout_of(batch)
 
 
 def sample_count(batch: Any, cut: Cut | None = None) -> int:
@@ -295,16 +298,15 @@ def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
 
 def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
     """The batch's tensor of that name, if it has one."""
-    value = (
-        batch.get(name)
-        if isinstance(batch, Mapping)
-        else getattr(
-            batch,
-            name,
-            None,
-        )
-    )
-    return value if isinstance(value, torch.Tensor) else None
+    value = None
+    if isinstance(batch, Mapping):
+        value = batch.get(name)
+    elif hasattr(batch, name):
+        value = getattr(batch, name)
+
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value
 
 
 def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:

@@ -25,6 +25,7 @@ from autofit.data.chat_marks import (
     Text,
     count_outside,
     marked,
+    shared_length,
     texts_of,
 )
 
@@ -441,12 +442,7 @@ def _blank_end(message: Message) -> str:
 
 def _shared(text: str, other: str, tokens: Collection[str] = ()) -> str:
     """What two texts begin with, but for the beginning of a token that goes on beyond it."""
-    size = 0
-    for sign, another in zip(text, other, strict=False):
-        if sign != another:
-            break
-        size += 1
-
+    size = shared_length(text, other)
     for token in tokens:
         first = max(0, size - len(token) + 1)
         for start in range(first, size):

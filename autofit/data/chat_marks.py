@@ -74,17 +74,17 @@ def texts_of(rendered: str, owners: Sequence[int]) -> list[Text]:
     opened = -1
     for count, mark in enumerate(MARK.finditer(rendered)):
         place = mark.start() - count
-        number = ord(mark.group()) - _OPENING
-        is_closing = number >= _CLOSING - _OPENING
-        if is_closing:
-            number -= _CLOSING - _OPENING
-
-        if is_closing and opened == number:
-            texts[-1] = replace(texts[-1], end=place)
+        sign = ord(mark.group())
+        if sign >= _CLOSING:
+            number = sign - _CLOSING
+            if number == opened:
+                texts[-1] = replace(texts[-1], end=place)
+            else:
+                texts.append(Text(owners[number], place, place))
+            opened = -1
         else:
-            texts.append(Text(owners[number], place, place))
-
-        opened = -1 if is_closing else number
+            opened = sign - _OPENING
+            texts.append(Text(owners[opened], place, place))
 
     return texts
 
@@ -98,3 +98,14 @@ def count_outside(text: str, texts: Sequence[Text], part: str) -> int:
         done = max(done, found.end)
 
     return count + text.count(part, done)
+
+
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How far two texts, or two lists, are the same from their beginning."""
+    length = 0
+    for part, its in zip(one, other, strict=False):
+        if part != its:
+            break
+        length += 1
+
+    return length

@@ -114,15 +114,16 @@ def _media_cells(path: Path, file: Any, media: list[str]) -> dict[str, Any]:
 
     def build(folder: Path) -> None:
         """Copy the columns, a few rows at a time."""
-        with pyarrow.ipc.new_stream(str(folder / _MEDIA), schema) as writer:
+        target = str(folder / _MEDIA)
+        with pyarrow.ipc.new_stream(target, schema) as writer:
             for batch in file.iter_batches(batch_size=_IMAGES, columns=media):
                 writer.write_batch(batch.cast(schema))
 
     key = (content_digest(path), code_digest(), media)
     folder = cached_folder(digest(repr(key)), build)
+
     mapped = pyarrow.memory_map(os.fsencode(folder / _MEDIA))
     table = pyarrow.ipc.open_stream(mapped).read_all()
-
     return _columns_of(table, media)
 
 
@@ -190,7 +191,9 @@ def _located(path: Path, rows: Any, media: Mapping[str, Any]) -> Iterator[Locate
 
 
 def _remedy(names: Sequence[str]) -> str:
-    return f"Its columns are {', '.join(names) or 'none'}."
+    """What columns there are, as a sentence."""
+    listed = ", ".join(names) or "none"
+    return f"Its columns are {listed}."
 
 
 def _readable(path: Path, kind: str) -> AbstractContextManager[None]:

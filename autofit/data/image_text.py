@@ -21,6 +21,7 @@ from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.data.cached_map import Columns, cached_map
+from autofit.data.chat_marks import shared_length
 from autofit.data.columnar import MediaFile
 from autofit.data.failures import failing_as
 from autofit.data.images import check_pillow, opened_image, read_image
@@ -131,10 +132,14 @@ class SeenTexts:
     def _processed(self, texts: list[str], chosen: list[int], images: int | None = None) -> Batch:
         """What the processor makes of texts and the first `images` of each; None: of all images."""
         opened = []
-        locations = [self.locations[index] for index in chosen]
-        for index, location in zip(chosen, locations, strict=True):
+        locations = []
+        for index in chosen:
+            location = self.locations[index]
+            locations.append(location)
+
             files = self.images[index][:images]
-            opened.append([read_image(file, "RGB", where=f"{location}: ") for file in files])
+            pictures = [read_image(file, "RGB", where=f"{location}: ") for file in files]
+            opened.append(pictures)
 
         with _blaming(", ".join(locations), "does not take"):
             made = _made(self.processing.processor, texts, opened)
@@ -548,20 +553,11 @@ def _text_of(tokenizer: Any, chat: list[Any]) -> tuple[str, list[tuple[int, int,
         asked = ""
         if number:
             asked = render(number, add_generation_prompt=True)
-        start = _alike(text, asked)
-        end = _alike(text, render(number + 1))
+        start = shared_length(text, asked)
+        end = shared_length(text, render(number + 1))
         spans.append((start, end, images))
 
     return text, spans
-
-
-def _alike(text: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    for place, (one, another) in enumerate(zip(text, other, strict=False)):
-        if one != another:
-            return place
-
-    return min(len(text), len(other))
 
 
 def _blaming(location: str, what: str) -> AbstractContextManager[None]:

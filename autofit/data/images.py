@@ -52,9 +52,11 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     with failing_as(problem, remedy, reason=kind_of_error):
         data = torch.load(path, weights_only=True)  # which raises pages of advice
 
-    found = data if isinstance(data, dict) else {}
-    pixels = found.get("pixel_values")
-    labels = found.get("labels")
+    pixels = None
+    labels = None
+    if isinstance(data, dict):
+        pixels = data.get("pixel_values")
+        labels = data.get("labels")
     if not isinstance(pixels, torch.Tensor) or not isinstance(labels, torch.Tensor):
         message = f"the data file {path} must hold pixel_values and labels."
         raise InputError(message, "Save a dict of two tensors.")
@@ -67,13 +69,14 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
         message = f"{path}: pixel_values are {given}, but the model takes {wanted}."
         raise InputError(message, "Convert the images.")
 
-    if labels.shape != pixels.shape[:1]:
-        message = f"{path}: {len(pixels)} images have labels of shape {tuple(labels.shape)}."
+    images = len(pixels)
+    if labels.shape != (images,):
+        message = f"{path}: {images} images have labels of shape {tuple(labels.shape)}."
         raise InputError(message, "Give one label for each image.")
 
-    locations = [f"{path}, label {number}" for number in range(1, len(labels) + 1)]
-    numbers = labels_from(labels.tolist(), locations, rule).numbers
-    return Stacked({"pixel_values": pixels, "labels": numbers})
+    locations = [f"{path}, label {number + 1}" for number in range(images)]
+    numbered = labels_from(labels.tolist(), locations, rule)
+    return Stacked({"pixel_values": pixels, "labels": numbered.numbers})
 
 
 def read_folder(

@@ -204,7 +204,9 @@ def _divided(patches: list[int], tokens: list[int]) -> list[int] | None:
             return None
         bounds.append(image)
 
-    return bounds if image == len(patches) else None
+    if image < len(patches):
+        return None
+    return bounds
 
 
 def _image_tokens(images: int, tensors: Tensors, kind: int) -> Iterator[list[int]]:
@@ -229,33 +231,38 @@ def _image_tokens(images: int, tensors: Tensors, kind: int) -> Iterator[list[int
 def _of_packed_sequences(tensors: Tensors) -> Layout | None:
     """Sequences one after the other in one row, with their bounds, or positions that start again
     with each."""
-    bounds = [name for name in tensors if str(name).startswith(_BOUNDS)]
-    if bounds:
-        starts = tensors[bounds[0]].tolist()
-    else:
-        positions = tensors.get("position_ids")
-        if positions is None or positions.dim() != 2 or len(positions) != 1:
-            return None
-        if "input_ids" not in tensors:
-            return None
-
-        first_tokens = (positions[0] == 0).nonzero()[:, 0]
-        starts = [*first_tokens.tolist(), positions.shape[1]]
-
+    starts = _starts_of_packed(tensors)
     if len(starts) < 3 or starts[0]:
         return None
 
+    total = starts[-1]
     sizes = [stop - start for start, stop in itertools.pairwise(starts)]
     takes = {}
     for name, tensor in tensors.items():
-        if name in bounds:
+        if str(name).startswith(_BOUNDS):
             takes[id(tensor)] = _bounds(tensor, sizes)
-        elif len(tensor) == starts[-1]:
+        elif len(tensor) == total:
             takes[id(tensor)] = _rows(tensor, starts)
-        elif len(tensor) == 1 and tensor.dim() > 1 and tensor.shape[1] == starts[-1]:
+        elif len(tensor) == 1 and tensor.dim() > 1 and tensor.shape[1] == total:
             takes[id(tensor)] = _rows(tensor, starts, dim=1)
 
     return Layout(sizes, takes)
+
+
+def _starts_of_packed(tensors: Tensors) -> list[int]:
+    """Where sequences begin in a row, and where the last one ends; none where nothing says it."""
+    for name, tensor in tensors.items():
+        if str(name).startswith(_BOUNDS):
+            return list(tensor.tolist())
+
+    positions = tensors.get("position_ids")
+    if positions is None or positions.dim() != 2 or len(positions) != 1:
+        return []
+    if "input_ids" not in tensors:
+        return []
+
+    first_tokens = (positions[0] == 0).nonzero()[:, 0]
+    return [*first_tokens.tolist(), positions.shape[1]]
 
 
 def positions_in_rows(batch: Any) -> torch.Tensor | None:
@@ -344,19 +351,19 @@ def _rows(tensor: torch.Tensor, starts: Sequence[int], dim: int = 0) -> Take:
     """
 
     def between(first: int, last: int) -> torch.Tensor:
-        return tensor.narrow(
-            dim,
-            starts[first],
-            starts[last + 1] - starts[first],
-        )
+        start = starts[first]
+        length = starts[last + 1] - start
+        return tensor.narrow(dim, start, length)
 
     def take(samples: Sequence[int]) -> torch.Tensor:
         first = samples[0]
         last = samples[-1]
-        if list(samples) == list(range(first, last + 1)):
+        in_a_row = range(first, last + 1)
+        if list(samples) == list(in_a_row):
             return between(first, last)
 
-        return torch.cat([between(sample, sample) for sample in samples], dim)
+        parts = [between(sample, sample) for sample in samples]
+        return torch.cat(parts, dim)
 
     return take
 
@@ -367,6 +374,7 @@ def _bounds(tensor: torch.Tensor, lengths: Sequence[int]) -> Take:
 
 
 def _whole(tensor: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
+    """All of a tensor, where there is one sample."""
     return tensor
 
 
@@ -382,7 +390,8 @@ def _edges(
     new_starts = _starts(_pick(node_counts, samples))[:-1]
     moves = edges.new_tensor(new_starts) - edges.new_tensor(old_starts)
 
-    return edges + moves.repeat_interleave(edges.new_tensor(_pick(edge_counts, samples)))
+    counts = edges.new_tensor(_pick(edge_counts, samples))
+    return edges + moves.repeat_interleave(counts)
 
 
 def _owners(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from autofit.core.errors import InputError, shown
+from autofit.data.chat_marks import shared_length
 from autofit.data.conversations import COMPLETION, MESSAGES, PREFERENCES, of_turns
 from autofit.data.row_source import Block, Blocks, Located, Piece, Row, first_filled
 
@@ -109,7 +110,11 @@ def _with_other(row: _Marked, other: _Marked) -> list[Located]:
 
     rows = []
     for answer in (row.answer, other.answer):
-        fields = {"prompt": row.prompt, "completion": answer, DESIRABLE: row.is_good}
+        fields = {
+            "prompt": row.prompt,
+            "completion": answer,
+            DESIRABLE: row.is_good,
+        }
         rows.append((row.location, fields))
 
     return rows
@@ -234,12 +239,7 @@ def _shared(better: Any, worse: Any) -> int:
 
     Texts are divided between words: before the last space, or behind another white space.
     """
-    shared = 0
-    for one, other in zip(better, worse, strict=False):
-        if one != other:
-            break
-        shared += 1
-
+    shared = shared_length(better, worse)
     if isinstance(better, str):
         while shared and not better[shared - 1].isspace():
             shared -= 1

@@ -133,7 +133,8 @@ class Packed:
     def _begins_within(self, start: int) -> torch.Tensor:
         """Where texts begin in the sequence from a start."""
         assert self.begins is not None, "asked only where texts do not see each other"
-        edges = torch.tensor([start, start + self.length])
+        stop = start + self.length
+        edges = torch.tensor([start, stop])
         first, last = torch.searchsorted(self.begins, edges).tolist()
         found = self.begins[first:last] - start
 
@@ -141,8 +142,9 @@ class Packed:
         if total >= self.length:
             return found
 
-        repeats = torch.arange(0, self.length, total)
-        repeated = (repeats.unsqueeze(1) + found).flatten()
+        # The tokens are repeated, and so are their beginnings.
+        shifts = torch.arange(0, self.length, total)
+        repeated = (shifts.unsqueeze(1) + found).flatten()
         return repeated[repeated < self.length]
 
     def largest_id(self) -> int:
@@ -150,15 +152,17 @@ class Packed:
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
         """For each sample whether a label counts, [samples]; `shifted`: the first never does."""
+        samples = len(self)
         skipped = int(shifted)
         if "labels" not in self.tokens and self.begins is None:
-            return torch.full((len(self),), self.length > skipped)
+            return torch.full((samples,), self.length > skipped)
 
         found = []
         at_once = max(1, _LOOKED_AT // self.length)
-        for chosen in torch.arange(len(self)).split(at_once):
-            labels = self.batch(chosen)["labels"][:, skipped:]
-            found.append((labels != IGNORED_LABEL).any(dim=1))
+        for chosen in torch.arange(samples).split(at_once):
+            labels = self.batch(chosen)["labels"]
+            counts = labels[:, skipped:] != IGNORED_LABEL
+            found.append(counts.any(dim=1))
 
         return torch.cat(found)
 

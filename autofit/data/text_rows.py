@@ -76,7 +76,9 @@ def lines_source(file: TextFile, *, is_json: bool = True) -> RowSource:
         for lines, _ in parts():
             yield from lines
 
-    remedy = "Every line needs them." if is_json else ""
+    remedy = ""
+    if is_json:
+        remedy = "Every line needs them."
     return RowSource(rows(), remedy, parts=parts, size=file.size)
 
 
@@ -153,7 +155,9 @@ def plain_json_source(file: TextFile, wanted: Wanted, notes: list[str]) -> RowSo
         if not isinstance(rows[0], Mapping) or not wanted.fits(rows[0]):
             return None
 
-    return None if rows is None else _numbered(file.path, rows)
+    if rows is None:
+        return None
+    return _numbered(file.path, rows)
 
 
 def _beginning(file: TextFile) -> str:
@@ -188,6 +192,7 @@ def _is_document(path: Path) -> bool:
 
 
 def _numbered(path: Path, rows: Sequence[Any]) -> RowSource:
+    """Rows that are known by their numbers."""
     located = ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
     return RowSource(located, "Every row needs them.")
 
@@ -198,36 +203,43 @@ def _rows_of_document(
     wanted: Wanted,
     notes: list[str],
 ) -> Sequence[Any] | None:
-    """The rows that a JSON document holds; None where it is a row itself, or something else."""
+    """The rows that a JSON document holds; None where it is a row itself, or something else.
+
+    Raises:
+        InputError: it holds several lists of rows, and none is named train.
+    """
     if isinstance(document, list):
-        return document if _has_rows(document) or _is_document(path) else None
+        if _has_rows(document) or _is_document(path):
+            return document
+        return None
     if not isinstance(document, Mapping):
         return None
 
     columns = _columns(document)
     if columns:
-        records = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, record, strict=True)) for record in records]
+        rows = []
+        for record in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, record, strict=True))
+            rows.append(row)
+        return rows
 
     if wanted.fits(document):
         return None
 
-    names = [name for name in document if name not in _LISTS]
-    lists: dict[str, list[Any]] = {
-        name: document[name] for name in names if _has_rows(document[name])
-    }
+    names = [name for name in document if name not in _LISTS and _has_rows(document[name])]
+    lists: dict[str, list[Any]] = {name: document[name] for name in names}
     if len(lists) <= 1:
         return next(iter(lists.values()), None)
 
-    if "train" not in lists:
-        several = ", ".join(lists)
+    several = ", ".join(lists)
+    of_train = lists.pop("train", None)
+    if of_train is None:
         message = f"{path} holds several lists of rows ({several}), and none is named train."
         raise InputError(message, "Give a file with one of them.")
 
-    left = ", ".join(name for name in lists if name != "train")
+    left = ", ".join(lists)
     notes.append(f"{path} holds several lists of rows: train is read; left out: {left}.")
-
-    return lists["train"]
+    return of_train
 
 
 def _has_rows(value: Any) -> bool:
@@ -241,10 +253,11 @@ def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
     pandas writes an object for each column, with the numbers of the rows as keys.
     """
     columns = {}
+    lengths = set()
     first = next(iter(document.values()), None)
     for name, cells in document.items():
         if isinstance(cells, Mapping) and isinstance(first, Mapping):
-            if cells.keys() != first.keys() or not all(key.isdecimal() for key in cells):
+            if cells.keys() != first.keys() or not all(map(str.isdecimal, cells)):
                 return None
             cells = list(cells.values())
 
@@ -254,10 +267,13 @@ def _columns(document: Mapping[str, Any]) -> dict[str, list[Any]] | None:
             return None
         if name not in _OBJECTS and any(isinstance(cell, Mapping) for cell in cells):
             return None
-        columns[name] = cells
 
-    lengths = {len(cells) for cells in columns.values()}
-    return columns if len(lengths) == 1 else None
+        columns[name] = cells
+        lengths.add(len(cells))
+
+    if len(lengths) != 1:
+        return None
+    return columns
 
 
 def _parsed(text: str) -> Any:
@@ -269,13 +285,19 @@ def _parsed(text: str) -> Any:
 
 
 def _json(text: str, location: str) -> Any:
-    """The value of a JSON text; an InputError where it is none."""
+    """The value of a JSON text.
+
+    Raises:
+        InputError: it is none.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
-        reason = getattr(error, "msg", sentence(error))
-        if "\n" in text and isinstance(error, json.JSONDecodeError):
-            reason = f"{reason} at line {error.lineno}"
+        reason = sentence(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = error.msg
+            if "\n" in text:
+                reason += f" at line {error.lineno}"
         raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
 
 

@@ -306,12 +306,14 @@ def _within(spans: chat.Spans, starts: Any, ends: Any) -> Any:
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
-    ids, special, is_cut = _framed_ids(encoding, "text", _without_empty(rows["text"]))
+    texts = _without_empty(rows["text"])
+    ids, special, is_cut = _framed_ids(encoding, "text", texts)
     labels = _none_for(ids)
     if encoding.masked:
-        for number, row in enumerate(ids):
-            is_special = np.array(special[number], bool)
-            labels[number] = np.where(is_special, IGNORED_LABEL, row)
+        labels = []
+        for row, of_row in zip(ids, special, strict=True):
+            is_special = np.array(of_row, bool)
+            labels.append(np.where(is_special, IGNORED_LABEL, row))
 
     return {"input_ids": ids, "labels": labels, "cut": is_cut}
 
@@ -399,15 +401,10 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
         is_cut.append(seen < len(context.rstrip()))
 
         answer = _answer_span(rows["answers"][number], context, rows["location"][number])
-        labels.append(
-            [0, 0]
-            if answer is None
-            else _tokens_of(
-                answer,
-                spans,
-                seen,
-            )
-        )
+        tokens = [0, 0]
+        if answer is not None:
+            tokens = _tokens_of(answer, spans, seen)
+        labels.append(tokens)
 
     types = output.get("token_type_ids", _none_for(labels))
     return {
@@ -438,12 +435,11 @@ def _answer_span(answers: Any, context: str, location: str) -> chat.Span | None:
 def _tokens_of(answer: chat.Span, spans: dict[int, chat.Span], seen: int) -> list[int]:
     """The first and the last token of an answer; nothing where it goes on beyond what is seen."""
     start, stop = answer
-    found = []
-    for token, (begin, end) in spans.items():
-        if begin < stop and end > start:
-            found.append(token)
+    if stop > seen:
+        return []
 
-    if not found or stop > seen:
+    found = [token for token, (begin, end) in spans.items() if begin < stop and end > start]
+    if not found:
         return []
     return [found[0], found[-1]]
 

@@ -52,13 +52,9 @@ def activation_checkpointing(case: Case) -> Fragments | None:
             f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
         )
         start = (f"{comment} of what the compiler would keep", setting)
-        compiles = case.config.compile != "none"
-
-        return (
-            Fragments(imports=("import torch._functorch.config",), start=start)
-            if compiles
-            else None
-        )
+        if case.config.compile == "none":
+            return None
+        return Fragments(imports=("import torch._functorch.config",), start=start)
 
     if value == "full":
         return Fragments(adapt=(f"{_enable(case)}  {comment}",))

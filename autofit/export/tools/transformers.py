@@ -126,42 +126,48 @@ def _files(
     header: Header,
     file: str,
 ) -> dict[str, str]:
-    lora, quantization, task = keys.get("lora"), keys.get("quantization"), TASKS[source.task]
-    classes = (
-        *(("BitsAndBytesConfig",) if quantization else ()),
-        "HfArgumentParser",
-        "Trainer",
-        "TrainingArguments",
-    )
-    budget = keys.get("settings", {}).get("activation_memory_budget")
+    """The file of TrainingArguments, and the script that trains by it."""
+    task = TASKS[source.task]
+    classes = ["HfArgumentParser", "Trainer", "TrainingArguments"]
     given = ["WEIGHTS", *keyword_arguments(keys["model"])]
-    model = []
+    model: list[str] = []
+    quantization = keys.get("quantization")
     if quantization:
-        model = call(
-            "quantization = BitsAndBytesConfig",
-            keyword_arguments(quantization),
-            indent=0,
-        )
-        given += ["quantization_config=quantization"]
+        classes.insert(0, "BitsAndBytesConfig")
+        arguments = keyword_arguments(quantization)
+        model += call("quantization = BitsAndBytesConfig", arguments, indent=0)
+        given.append("quantization_config=quantization")
+    model += call(f"model = {task.auto_class}.from_pretrained", given, indent=0)
+
+    peft = []
+    if keys.get("lora"):
+        peft.append("from peft import LoraConfig, get_peft_model")
+
+    length = "as it was measured"
+    if source.sequence_length:
+        length = f"of {source.sequence_length} tokens"
+
+    settings = []
+    budget = keys.get("settings", {}).get("activation_memory_budget")
+    if budget:
+        settings.append(f"torch._functorch.config.activation_memory_budget = {budget}")
+
+    agree = []
+    if not task.predicts_next_token:
+        agree.append("model.accepts_loss_kwargs = False  # its loss takes no count")
 
     slots = {
         "head": comment(header),
         **trainer_scripts.environment_lines(keys.get("environment", {})),
-        "peft": ["from peft import LoraConfig, get_peft_model"] if lora else [],
+        "peft": peft,
         "transformers": import_from("transformers", task.auto_class, *classes),
         "weights": literal(source.weights),
-        "length": f"of {source.sequence_length} tokens"
-        if source.sequence_length
-        else "as it was measured",
+        "length": length,
         "arguments": python_string(file),
-        "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"]
-        if budget
-        else [],
-        "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
+        "settings": settings,
+        "model": model,
         "adapters": trainer_scripts.adapter_lines(keys, "model = get_peft_model(model, lora)"),
-        "agree": []
-        if task.predicts_next_token
-        else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
+        "agree": agree,
     }
 
     return {

@@ -53,23 +53,24 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """The value `unsloth` also offloads the inputs of blocks."""
-    on = checkpoints_blocks(request.config.activation_checkpointing)
-    offloads = on and request.config.activation_offload != "none"
-    keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
+    value: bool | str = checkpoints_blocks(request.config.activation_checkpointing)
+    if value and request.config.activation_offload != "none":
+        value = "unsloth"
 
+    keys = {"model.use_gradient_checkpointing": value}
     return shared.whole_blocks_of_trainer(request, keys)
 
 
 def _targets(request: Request) -> ToolKeys:
-    keys = (
-        {"lora.target_modules": request.source.inner_targets or "all-linear"}
-        if request.config.lora_rank
-        else {}
-    )
-    head = request.source.adapts_head
-    why = "Unsloth trains the head whole or not at all; it has no adapter"
+    """The layers that get adapters; the head is none of them."""
+    keys = {}
+    if request.config.lora_rank:
+        keys["lora.target_modules"] = request.source.inner_targets or "all-linear"
 
-    return request.keys("lora_targets", keys, why if head else None)
+    instead = None
+    if request.source.adapts_head:
+        instead = "Unsloth trains the head whole or not at all; it has no adapter"
+    return request.keys("lora_targets", keys, instead)
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -79,9 +80,10 @@ def _quantization(request: Request) -> ToolKeys:
         "model.load_in_4bit": value in ("nf4", "nf4-dq"),
         "model.load_in_8bit": value == "int8",
     }
-    why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
-
-    return request.keys("quantization", keys, why if value == "nf4" else None)
+    instead = None
+    if value == "nf4":
+        instead = "Unsloth quantises the scales of blocks as well, in less memory than measured"
+    return request.keys("quantization", keys, instead)
 
 
 def _loss(request: Request) -> ToolKeys:

@@ -222,14 +222,16 @@ def _log_probabilities() -> Any:
             given = upstream[0]
             assert given is not None
             given = given.float().contiguous()
-            needs = ctx.needs_input_grad[:3]
             tensors = (hidden, weight, bias)
-            of_hidden, of_weight, of_bias = (
-                torch.zeros(tensor.shape, device=tensor.device, dtype=torch.float32)
-                if is_needed
-                else None
-                for tensor, is_needed in zip(tensors, needs, strict=True)
-            )
+            totals: list[torch.Tensor | None] = []
+            for tensor, is_needed in zip(tensors, ctx.needs_input_grad[:3], strict=True):
+                total = None
+                if is_needed:
+                    shape = tensor.shape
+                    total = torch.zeros(shape, device=tensor.device, dtype=torch.float32)
+                totals.append(total)
+
+            of_hidden, of_weight, of_bias = totals
             held = buffer(hidden, kind)
             for rows, columns in _tiles(len(hidden), len(weight)):
                 some = hidden[rows].to(kind)
@@ -247,10 +249,11 @@ def _log_probabilities() -> Any:
                 if of_bias is not None:
                     of_bias[columns] += tile.sum(dim=0, dtype=torch.float32)
 
-            found = [
-                None if total is None else total.to(tensor.dtype)
-                for total, tensor in zip((of_hidden, of_weight, of_bias), tensors, strict=True)
-            ]
+            found = []
+            for total, tensor in zip(totals, tensors, strict=True):
+                if total is not None:
+                    total = total.to(tensor.dtype)
+                found.append(total)
 
             return *found, None, None, None
 
