@@ -17,7 +17,12 @@ from autofit.core.layout import Layout
 from autofit.core.options import check_devices
 from autofit.core.tasks import TASK_NAMES
 from autofit.core.workload import REFERENCE, Workload, check_sizes
-from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
+from autofit.export.adapted_layers import (
+    matched_layers,
+    named_layers,
+    reading_layers,
+    usual_layers,
+)
 from autofit.export.from_result import layer_names
 from autofit.export.importers import document_of, importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
@@ -187,18 +192,20 @@ def _adapted(
     layer."""
     missing: Sequence[str] = ()
     targets: Value = config.lora_targets
+    experts = importer.adapted_experts(keys)
     pattern = importer.pattern(keys)
     if pattern is not None:
         targets = matched_layers(workload.model, pattern)
+    elif importer.takes_usual and not importer.has(keys, importer.targets):
+        targets = "" if experts else "+".join(usual_layers(workload.model))
     elif targets not in SETS:
         targets, missing = named_layers(workload.model, str(targets).split("+"))
     elif importer.freezes_vision:
         targets = reading_layers(workload.model) or targets
 
-    experts = importer.adapted_experts(keys)
     if experts:
         found, without = named_layers(workload.model, experts)
-        targets = f"{targets}+{found}"
+        targets = f"{targets}+{found}" if targets else found
         missing = (*missing, *without)
     return config.replace(lora_targets=targets), missing
 

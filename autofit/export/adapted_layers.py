@@ -38,6 +38,23 @@ def named_layers(factory: Factory, names: Sequence[str]) -> tuple[str, tuple[str
     return "+".join(found), tuple(missing)
 
 
+def usual_layers(factory: Factory) -> list[str]:
+    """The names of the layers that peft puts adapters beside where nobody names any.
+
+    Raises:
+        InputError: peft knows none for this kind of model.
+    """
+    from peft import utils
+
+    known = utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    kind = str(getattr(meta_model_from(factory).config, "model_type", None))
+    if kind not in known:
+        message = f"the file names no layers for adapters, and peft knows none for {kind}."
+        raise InputError(message, "Name them in the file, as it takes them.")
+
+    return list(known[kind])
+
+
 def matched_layers(factory: Factory, pattern: str) -> str:
     """`lora_targets` of a regular expression, which peft matches with whole names.
 

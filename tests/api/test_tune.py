@@ -351,6 +351,18 @@ def test_experts_that_are_named_get_adapters_beside_the_layers(tmp_path: Path) -
     assert any("no layers named experts.up" in note for note in found.notes)
 
 
+def test_a_file_of_trl_that_names_no_layers_adapts_those_that_peft_does(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    keys = {"model_name_or_path": str(tmp_path / "model"), "max_length": 32, "use_peft": True}
+    for further, targets in (
+        ({}, "q_proj+v_proj"),
+        ({"lora_target_modules": ["k_proj"]}, "k_proj"),
+        ({"lora_target_modules": "all-linear"}, "all-linear"),
+    ):
+        path.write_text(json.dumps({**keys, **further}))
+        assert read(path).before.config.lora_targets == targets
+
+
 def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path)
     text = path.read_text().replace(

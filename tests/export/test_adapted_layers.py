@@ -7,7 +7,12 @@ import pytest
 from torch import nn
 
 from autofit.core.errors import InputError, RefusedError
-from autofit.export.adapted_layers import matched_layers, named_layers, reading_layers
+from autofit.export.adapted_layers import (
+    matched_layers,
+    named_layers,
+    reading_layers,
+    usual_layers,
+)
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
@@ -84,3 +89,9 @@ def test_names_without_a_layer_are_passed_over(reading: Factory) -> None:
     assert missing == ()
     with pytest.raises(RefusedError, match="no layer named Wqkv"):
         selected(reading, targets)
+
+
+def test_layers_that_nobody_names_are_pefts_own(seeing: Factory, reading: Factory) -> None:
+    assert usual_layers(reading) == ["q_proj", "v_proj"]
+    with pytest.raises(InputError, match="peft knows none for qwen2_vl"):
+        usual_layers(seeing)

@@ -48,6 +48,8 @@ class Importer:
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         divide: by the keys and the folder of the file, how it divides a training over devices.
         targets: the key of the layers that get adapters.
+        takes_usual: whether, without that key, those get adapters that peft has for the kind of
+            model; else all linear layers.
         section: what the exporter's keys of this file begin with; others are not in it.
         programs: the commands that take these keys as options, such as ("trl", "sft").
         pattern: by the keys, a regular expression of those layers, where a file gives one.
@@ -78,6 +80,7 @@ class Importer:
     refuse: Callable[[Keys], str | None]
     targets: str
     divide: Callable[[Keys, Path], Division] = lambda keys, folder: Division()
+    takes_usual: bool = False
     section: str = ""
     programs: tuple[tuple[str, str], ...] = ()
     pattern: Callable[[Keys], str | None] = lambda keys: None

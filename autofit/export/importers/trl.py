@@ -105,6 +105,7 @@ IMPORTER = Importer(
     refuse=lambda keys: refused_key(keys, _REFUSED),
     divide=_divide,
     targets="lora_target_modules",
+    takes_usual=True,
     keeps=lambda keys: ("attn_implementation",) if keys.get("packing") else (),
     older={
         "activation_checkpointing": "gradient_checkpointing",
