@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -30,6 +31,7 @@ from autofit.models import HuggingFaceModel
 from autofit.training.on_devices import run_on_devices
 from autofit.tuning import pipeline
 from tests import tiny
+from tests.models.diffusion.whole import write_whole
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +40,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INSTALLS = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "  # what CI itself runs
 NAMED, FOLDER = "llama-3.1-8b", "./llama-3.1-8b"
 LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
+PICTURES = "./sdxl"  # whose weights are said to be of the preset of that name
 # bytes, and three of the tokenizer
 SMALL = {
     **tiny.LLAMA,
@@ -145,6 +148,11 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ] * 24
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, texts)))
     (folder / "axolotl.yaml").write_text(AXOLOTL)
+    write_whole(folder / "sdxl", "sdxl")
+    photos = folder / "photos"
+    photos.mkdir()
+    Image.linear_gradient("L").convert("RGB").save(photos / "cat.png")
+    (photos / "cat.txt").write_text("a cat")
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch, executor, weights)
         for name, precision in (("run", "fp32"), ("other-run", "bf16")):
@@ -161,6 +169,9 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     resolve, run_search = models.resolve, pipeline.run_search
 
     def small(name: str, **asked: Any) -> Workload:
+        if name in models.model_names() and name not in models.preset_names():
+            given = {"resolution": 64, "effective_batch_size": 2}
+            return resolve(str(weights.parent / PICTURES), loss_options=None, **given)
         asked |= {"sequence_length": 16, "effective_batch_size": 64 if name == LARGE else 4}
         return resolve(
             str(weights) if name in (NAMED, LARGE, FOLDER, "tiny-llama") else name, **asked

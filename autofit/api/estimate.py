@@ -17,6 +17,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.options import search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.tasks import TASKS
+from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.workload import Workload
 from autofit.estimate.resting import resting_of
 from autofit.estimate.trace import trace
@@ -39,7 +40,7 @@ SIZES = (
 )
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set", *SIZES)
 
-# Where people begin with a language model; its precision is the first that the card can compute in.
+# Where people begin with a language model or a denoiser; its precision is the first that the card can compute in.
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")
 
@@ -76,8 +77,8 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
     Args:
         model: a preset's name (or directory, hub id, `file.py:function`), or a Workload.
         config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off.
-            None: a usual start, which a note names: for language models bf16, micro-batches of one
-            sample and full checkpointing, for others no knob.
+            None: a usual start, which a note names: for language models and denoisers bf16,
+            micro-batches of one sample and full checkpointing, for others no knob.
         options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, teacher,
             seq_len, resolution, frames, effective_batch, set, trust_remote_code: as on the command line. The card named
             by `gpu` need not be here. loss_options: of the loss of the task, such as {"beta": 0.2}.
@@ -182,7 +183,8 @@ def config_of(
 
     layout = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
     starts = [changed(layout)]
-    if TASKS[workload.task].of_language_models:
+    task = TASKS[workload.task]
+    if task.of_language_models or task is DIFFUSION:
         starts = [changed({**_START, **layout, "precision": name}) for name in _START_PRECISIONS]
     chosen = starts[0]
     for config in starts:

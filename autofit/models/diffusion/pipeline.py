@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -133,6 +134,8 @@ class DiffusersModel:
 
 def diffusers_class(name: str) -> Any:
     """A class of diffusers. Raises InputError where it is not installed, or has none of that name."""
+    # which says, as it is imported, that it cannot read checkpoints that torchao quantised
+    logging.getLogger("diffusers.quantizers.torchao.torchao_quantizer").setLevel(logging.ERROR)
     try:
         import diffusers
     except ImportError as error:

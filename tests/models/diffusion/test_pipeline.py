@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 import torch
 
+import autofit
 from autofit.core.errors import InputError
 from autofit.models import resolve, workload_from_source
 from autofit.models.diffusion.latents import timesteps
@@ -53,6 +54,15 @@ def test_sizes_and_options_survive_in_the_source(folder: Path) -> None:
         assert again.batch == first.batch and again.loss == first.loss
         assert again.summary() == first.summary() and again.model == first.model
         assert first.loss.prediction == "v_prediction"  # type: ignore[union-attr]
+
+
+def test_an_estimate_starts_where_people_begin(folder: Path) -> None:
+    model = str(folder)
+    found = autofit.estimate(model, gpu="rtx-4090", set={"lora_rank": 4}, resolution=64, seq_len=8)
+    config = found.config
+    assert (config["precision"], config["micro_batch_size"]) == ("bf16", 1)
+    assert config["activation_checkpointing"] == "full"
+    assert found.verdict == "yes"
 
 
 def test_videos_have_frames(tmp_path: Path) -> None:
