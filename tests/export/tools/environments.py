@@ -14,7 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Environment:
-    """`packages` come with what they need (`torch` is held as it is), those of `alone` without."""
+    """`packages` come with what they need (`torch` is held as it is), those of `alone` without.
+
+    deepspeed, liger-kernel and the like are what people's files ask for, which benchmarks.corpus_parsers has read.
+    """
 
     alone: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -39,7 +42,7 @@ def instead(before: str, after: str) -> Callable[[str], str]:
 
 ENVIRONMENTS = {
     "axolotl": Environment(
-        alone=("axolotl==0.19.0",),
+        alone=("axolotl==0.19.0", "liger-kernel==0.8.5"),
         packages=(
             *(
                 "transformers==5.16.1",
@@ -49,6 +52,7 @@ ENVIRONMENTS = {
                 "peft==0.20.0",
             ),
             *("trl==1.9.0", "evaluate==0.4.1", "wandb", "addict", "pillow"),
+            *("mistral-common==1.13.1", "deepspeed==0.19.8"),
         ),
         wrong=(
             key("micro_batch: 2"),
@@ -66,7 +70,10 @@ ENVIRONMENTS = {
     ),
     "llamafactory": Environment(
         # peft 0.18 adapts no model beside the torchao of the tests
-        alone=("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3", "torchao==0.13.0"),
+        alone=(
+            *("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3", "torchao==0.13.0"),
+            "liger-kernel==0.8.5",
+        ),
         packages=(
             *(
                 "transformers==5.6.0",
@@ -75,7 +82,7 @@ ENVIRONMENTS = {
                 "peft==0.18.1",
                 "trl==0.24.0",
             ),
-            "omegaconf",
+            *("omegaconf", "matplotlib", "deepspeed==0.19.8"),
         ),
         wrong=(
             key("max_seq_length: 512"),
@@ -84,12 +91,13 @@ ENVIRONMENTS = {
         ),
     ),
     "msswift": Environment(
-        alone=("ms-swift==4.6.0",),
+        alone=("ms-swift==4.6.0", "liger-kernel==0.8.5"),
         packages=(
             *("transformers==5.16.1", "accelerate==1.13.0", "datasets==4.8.4", "peft==0.20.0"),
             *("trl==0.29.1", "modelscope==1.40.2", "modelscope_hub==0.5.1", "addict", "attrdict"),
             *("binpacking", "dacite", "einops", "fastapi", "json_repair", "matplotlib", "nltk"),
             *("rouge", "simplejson", "tensorboard", "uvicorn", "cryptography", "six", "msgspec"),
+            "deepspeed==0.19.8",
         ),
         wrong=(
             key("micro_batch: 2"),
