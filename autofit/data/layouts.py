@@ -297,14 +297,15 @@ def _of_graphs(tensors: Tensors) -> Layout | None:
     graphs = tensors.get("batch")
     if edges is None:
         return None
+
+    takes: dict[int, Take] = {}
     if graphs is None:
-        whole: dict[int, Take] = {}
         for tensor in tensors.values():
-            whole[id(tensor)] = functools.partial(_whole, tensor)
-        return Layout([edges.shape[1]], whole)
+            takes[id(tensor)] = functools.partial(_whole, tensor)
+        return Layout([edges.shape[1]], takes)
 
     graph_of_edge = graphs[edges[0]]
-    if bool((graph_of_edge.diff() < 0).any()) or bool((graphs.diff() < 0).any()):
+    if not _is_rising(graph_of_edge) or not _is_rising(graphs):
         return None
 
     samples = int(graphs.max()) + 1
@@ -312,16 +313,10 @@ def _of_graphs(tensors: Tensors) -> Layout | None:
     edge_counts = graph_of_edge.bincount(minlength=samples).tolist()
     node_starts = _starts(node_counts)
     edge_starts = _starts(edge_counts)
-    takes: dict[int, Take] = {}
     for name, tensor in tensors.items():
         if name == "edge_index":
-            take_edges = _rows(tensor, edge_starts, dim=1)
-            takes[id(tensor)] = functools.partial(
-                _edges,
-                take_edges,
-                node_counts,
-                edge_counts,
-            )
+            take = _rows(tensor, edge_starts, dim=1)
+            takes[id(tensor)] = functools.partial(_edges, take, node_counts, edge_counts)
         elif name == "batch":
             takes[id(tensor)] = functools.partial(_owners, tensor, node_counts)
         elif name == "ptr":
@@ -332,6 +327,11 @@ def _of_graphs(tensors: Tensors) -> Layout | None:
             takes[id(tensor)] = _rows(tensor, node_starts)
 
     return Layout(node_counts, takes)
+
+
+def _is_rising(numbers: torch.Tensor) -> bool:
+    """Whether no number is smaller than the one before it."""
+    return not bool((numbers.diff() < 0).any())
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:

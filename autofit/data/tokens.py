@@ -17,6 +17,7 @@ from autofit.core.workload import LEARNT
 from autofit.data import chat
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
 from autofit.data.failures import failing_as
+from autofit.data.framed_tokens import are_longer, framed_ids
 from autofit.data.options import IGNORED_LABEL
 from autofit.data.row_source import Piece
 from autofit.data.rows import (
@@ -306,8 +307,9 @@ def _within(spans: chat.Spans, starts: Any, ends: Any) -> Any:
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
+    length = encoding.length or 0
     texts = _without_empty(rows["text"])
-    ids, special, is_cut = _framed_ids(encoding, "text", texts)
+    ids, special, is_cut = framed_ids(encoding.tokenizer, texts, "text", length)
     labels = _none_for(ids)
     if encoding.masked:
         labels = []
@@ -330,8 +332,11 @@ def _pairs(encoding: Encoding, rows: Columns) -> Columns:
         first, second = TWINS
         argument = "text"
 
-    sources, _, is_source_cut = _framed_ids(encoding, "text", _without_empty(rows[first]))
-    targets, _, is_target_cut = _framed_ids(encoding, argument, rows[second])
+    tokenizer = encoding.tokenizer
+    length = encoding.length or 0
+    texts = _without_empty(rows[first])
+    sources, _, is_source_cut = framed_ids(tokenizer, texts, "text", length)
+    targets, _, is_target_cut = framed_ids(tokenizer, rows[second], argument, length)
     is_cut = np.logical_or(is_source_cut, is_target_cut).tolist()
     return {"input_ids": sources, "labels": targets, "cut": is_cut}
 
@@ -406,12 +411,11 @@ def _answers(encoding: Encoding, rows: Columns) -> Columns:
             tokens = _tokens_of(answer, spans, seen)
         labels.append(tokens)
 
-    types = output.get("token_type_ids", _none_for(labels))
     return {
         "input_ids": output["input_ids"],
         "labels": labels,
         "cut": is_cut,
-        "types": types,
+        "types": output.get("token_type_ids", _none_for(labels)),
     }
 
 
@@ -449,10 +453,8 @@ def _judged(encoding: Encoding, rows: Columns) -> Columns:
     queries = rows["query"]
     passages = rows["passage"]
     if is_byte_tokenizer(encoding.tokenizer):
-        texts = []
-        for query, passage in zip(queries, passages, strict=True):
-            texts.append(byte_ids(f"{query}\n{passage}"))
-        return _cut(texts, None, encoding.length)
+        texts = list(map("{}\n{}".format, queries, passages))
+        return _cut(list(map(byte_ids, texts)), None, encoding.length)
 
     remedy = "Search with a longer sequence length, or shorten the queries."
     with _refused_by_tokenizer("a query with its passage", remedy):
@@ -470,7 +472,7 @@ def _judged(encoding: Encoding, rows: Columns) -> Columns:
         "input_ids": output["input_ids"],
         "labels": none,
         "types": output.get("token_type_ids", none),
-        "cut": _are_longer(whole["input_ids"], encoding.length or 0),
+        "cut": are_longer(whole["input_ids"], encoding.length or 0),
     }
 
 
@@ -479,117 +481,61 @@ def _refused_by_tokenizer(what: str, remedy: str) -> AbstractContextManager[None
     return failing_as(f"the tokenizer does not take {what}", remedy)
 
 
-def _framed_ids(
-    encoding: Encoding,
-    argument: str,
-    texts: list[str],
-) -> tuple[list[Any], list[Any], list[bool]]:
-    """Texts within the tokens that the tokenizer puts around them, cut to the length.
-
-    Args:
-        argument: of the tokenizer's call, which the texts are.
-
-    Returns:
-        Of each text its ids, a mask of those that the tokenizer put there, and whether it was cut.
-    """
-    tokenizer = encoding.tokenizer
-    length = encoding.length or 0
-    if is_byte_tokenizer(tokenizer):  # which puts nothing around a text
-        rows = [byte_ids(text) for text in texts]
-        ids = [row[:length] for row in rows]
-        return ids, [np.zeros_like(row) for row in ids], _are_longer(rows, length)
-
-    def tokenized(texts: list[str], **options: Any) -> tuple[list[Any], list[Any]]:
-        if not texts:
-            return [], []
-        options |= {argument: texts, "return_special_tokens_mask": True, "verbose": False}
-        output = tokenizer(**options)
-
-        return output["input_ids"], output["special_tokens_mask"]
-
-    texts = _without_frame(tokenizer, texts)
-    ids, special = tokenized(texts)
-    is_cut = _are_longer(ids, length)
-
-    too_long = np.flatnonzero(is_cut).tolist()
-    cut_ids, cut_special = tokenized(
-        [texts[number] for number in too_long],
-        truncation=True,
-        max_length=length,
-    )
-    for place, number in enumerate(too_long):
-        ids[number] = cut_ids[place]
-        special[number] = cut_special[place]
-
-    return ids, special, is_cut
-
-
-def _without_frame(tokenizer: Any, texts: list[str]) -> list[str]:
-    """Texts without the tokens at their ends that the tokenizer will put there itself."""
-    frame = tokenizer("", verbose=False)["input_ids"]
-    if not frame:
-        return texts
-
-    first = frame[0]
-    if first in (tokenizer.bos_token_id, tokenizer.cls_token_id):
-        beginning = tokenizer.convert_ids_to_tokens(first)
-        texts = [text.removeprefix(beginning) for text in texts]
-
-    last = frame[-1]
-    if last in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        end = tokenizer.convert_ids_to_tokens(last)
-        texts = [text.removesuffix(end) for text in texts]
-
-    return texts
-
-
 def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:
     """The ids of texts without special tokens."""
     if is_byte_tokenizer(tokenizer):
-        return [byte_ids(text) for text in texts]
-    return [np.array(ids, np.int32) for ids in tokenizer(texts, **_PLAIN)["input_ids"]]
+        return list(map(byte_ids, texts))
+
+    encoded = tokenizer(texts, **_PLAIN)
+    return [np.array(ids, np.int32) for ids in encoded["input_ids"]]
 
 
 def _unless_begun(start: Any, ids: Any) -> Any:
     """The beginning-of-text token, or nothing where the ids begin with it."""
-    return start[:0] if np.array_equal(ids[: len(start)], start) else start
+    if np.array_equal(ids[: len(start)], start):
+        return start[:0]
+    return start
 
 
 def _unless_ended(end: Any, ids: Any) -> Any:
     """The end-of-text token, or nothing where the ids end with it."""
-    return end[:0] if np.array_equal(ids[len(ids) - len(end) :], end) else end
+    if np.array_equal(ids[len(ids) - len(end) :], end):
+        return end[:0]
+    return end
 
 
 def _start(tokenizer: Any) -> Any:
     """The beginning-of-text token as an array; empty unless the tokenizer starts texts with one."""
     first = tokenizer("", verbose=False)["input_ids"][:1]
-    return np.array([token for token in first if token == tokenizer.bos_token_id], np.int32)
+    if first != [tokenizer.bos_token_id]:
+        first = []
+    return np.array(first, np.int32)
 
 
 def _end(tokenizer: Any) -> Any:
     """The end-of-text token as an array; empty where there is none."""
-    token = tokenizer.eos_token_id
-    return np.array([] if token is None else [token], np.int32)
+    tokens = []
+    if tokenizer.eos_token_id is not None:
+        tokens.append(tokenizer.eos_token_id)
+    return np.array(tokens, np.int32)
 
 
 def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> Columns:
     """Samples cut to a length; labels are empty where they are the ids."""
+
+    def cut(rows: list[Any]) -> list[Any]:
+        return [row[:length].astype(np.int32) for row in rows]
+
     cut_labels = _none_for(ids)
     if labels:
-        cut_labels = [row[:length].astype(np.int32) for row in labels]
-
+        cut_labels = cut(labels)
     return {
-        "input_ids": [row[:length].astype(np.int32) for row in ids],
+        "input_ids": cut(ids),
         "labels": cut_labels,
-        "cut": _are_longer(ids, length),
+        "cut": are_longer(ids, length),
     }
 
 
 def _none_for(rows: list[Any]) -> list[Any]:
     """No numbers for each row, as of labels that are the ids."""
     return [[] for _ in rows]
-
-
-def _are_longer(rows: list[Any], length: int | None) -> list[bool]:
-    """Which rows are longer than a length; None: none is."""
-    return [length is not None and len(row) > length for row in rows]

@@ -48,8 +48,9 @@ def altered(batch: Any, *, ignores_labels: bool = True) -> Any:
         if id(tensor) in labels:
             changed[id(tensor)] = _other_labels(tensor, ignores=ignores_labels)
         elif tensor.dim() in (2, 3) and tensor.shape[1] >= 4:
-            change = _with_holes if is_mask(tensor) else _ended_early
-            changed[id(tensor)] = change(tensor)
+            changed[id(tensor)] = _ended_early(tensor)
+            if is_mask(tensor):
+                changed[id(tensor)] = _with_holes(tensor)
 
     return _with_changed(batch, changed)
 
@@ -109,12 +110,12 @@ def diversified(batch: Any, model: nn.Module) -> Any:
 
 def _with_noise(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Numbers that differ from these by about half of what they differ by among each other."""
-    noise = torch.randn(numbers.shape, generator=generator).to(numbers)
     spread = 0.0
     if numbers.numel() > 1:
         spread = float(numbers.float().std())
 
-    return numbers + noise * (0.5 * spread + 0.1)
+    noise = torch.randn(numbers.shape, generator=generator)
+    return numbers + noise.to(numbers) * (0.5 * spread + 0.1)
 
 
 def _with_changed(batch: Any, changed: Mapping[int, torch.Tensor]) -> Any:
@@ -151,7 +152,8 @@ def variety(batch: Any) -> float:
     if scores is None or len(scores) < 2:
         return 0.0
 
-    return float(scores.max() - scores.min())
+    spread = scores.max() - scores.min()
+    return float(spread)
 
 
 def _scores(batch: Any) -> torch.Tensor | None:

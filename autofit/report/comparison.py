@@ -46,19 +46,22 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """For a pull request."""
-        parts = [f"### {markdown_text(' and '.join(self.names))}"]
+        title = markdown_text(" and ".join(self.names))
+        parts = [f"### {title}"]
         parts += map(markdown_text, self.sentences)
-        for title, rows in self._tables:
-            parts.append(table((title, *self.names), rows))
+        for name, rows in self._tables:
+            header = (name, *self.names)
+            parts.append(table(header, rows))
 
         return "\n\n".join(parts) + "\n"
 
     def to_terminal(self) -> RenderableType:
         """For a console of any width."""
         tables = []
-        for title, rows in self._tables:
-            titles = (title, *self.names)
-            shown = fmt.table(*[Column(Text(name), overflow="fold") for name in titles])
+        for name, rows in self._tables:
+            header = (name, *self.names)
+            columns = [Column(Text(title), overflow="fold") for title in header]
+            shown = fmt.table(*columns)
             for row in rows:
                 shown.add_row(*map(Text, row))
             tables.append(shown)

@@ -285,10 +285,10 @@ def _time(data: Mapping[str, Any]) -> str:
         if figure:
             rates.append(f"{number(figure)} {unit}/s")
 
+    speed = ", ".join(rates)
     bound = bound_by(data["bottleneck"], data["config"])
     used = percent(data["utilisation"])
-    rest = f"{bound}, {used} of the peak rate put to use"
-    return f"A step takes {step}: {', '.join(rates)}; {rest}."
+    return f"A step takes {step}: {speed}; {bound}, {used} of the peak rate put to use."
 
 
 def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -397,13 +397,15 @@ def _knobs(techniques: Sequence[Mapping[str, Any]]) -> Table:
     # Two columns alone: more would fold words on eighty columns.
     knobs = Table.grid(Column(max_width=34), Column(), padding=(0, 2, 0, 0))
     for technique in techniques:
+        values = technique["values"]
         derived = ""
-        if not technique["values"]:
+        if not values:
             derived = "derived from others"
         knobs.add_row(Text(technique["name"], "bold"), Text(derived))
 
-        for status, values in _by_status(technique["values"]).items():
-            indented = Padding(Text(", ".join(values)), (0, 0, 0, 2))
+        for status, alike in _by_status(values).items():
+            listed = Text(", ".join(alike))
+            indented = Padding(listed, (0, 0, 0, 2))
             knobs.add_row(indented, Text(status))
 
     return knobs
@@ -512,7 +514,9 @@ def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         name = row["name"]
         tasks = ", ".join(row["tasks"]) or "anything"
         versions = ", ".join(row["versions"])
-        tools.add_row(Text(name), Text(f"{tasks}; {name} {versions}\n{row['run']}"))
+
+        facts = f"{tasks}; {name} {versions}\n{row['run']}"
+        tools.add_row(Text(name), Text(facts))
 
     return tools
 

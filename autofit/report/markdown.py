@@ -73,32 +73,32 @@ def _line(cells: Iterable[str]) -> str:
 def _measured(record: Record, best: Measurement) -> list[str]:
     """The best config, the others beside it, and what came of the search."""
     result = record.result
-    budget = gib(result.budget.device_bytes)
     figures = ""
     peak = peak_gib(best)
     if peak:
+        budget = gib(result.budget.device_bytes)
         figures += f", {peak} of {budget} GiB at the peak"
 
     step = best.step_seconds
     if step:
-        figures += f", {step.median:.3g} s a step ({step.low:.3g} to {step.high:.3g})"
+        between = f"{step.low:.3g} to {step.high:.3g}"
+        figures += f", {step.median:.3g} s a step ({between})"
 
+    speed = markdown_text(rate(best))
     words = markdown_text(f"{figures}, {proof(best)}: {describe(best.config)}.")
-    answer = f"**{markdown_text(rate(best))}**{words}"
 
     rows = table_rows(result, tolerance=record.tolerance, rows=_ROWS)
     shown = [row.measurement for row in rows]
     _, unit = throughput(best)
-    ended = [how_it_ended(result), *result.notes]
-
+    ended = " ".join([how_it_ended(result), *result.notes])
     return [
-        answer,
+        f"**{speed}**{words}",
         _details(best.config),
         _table_of(rows, unit),
         markdown_text(explored_at(result, shown)),
         _section("What each knob buys, if it alone is changed", knob_lines(result)),
         _section("With other budgets", other_budget_lines(result)),
-        markdown_text(" ".join(ended)),
+        markdown_text(ended),
     ]
 
 
@@ -106,10 +106,13 @@ def _predicted(result: Result, best: Estimate) -> list[str]:
     """What is predicted where nothing could be measured."""
     answer = f"{answer_line(result, best)} {describe(best.config)}."
     parts = [f"**Predicted, not measured:** {markdown_text(answer)}"]
-    lines = [*predicted_lines(result, best), *predicted_notes(result)]
+
+    lines = predicted_lines(result, best)
+    lines += predicted_notes(result)
     for line in lines:
+        is_point = line.startswith(POINT)
         text = markdown_text(line.removeprefix(POINT))
-        if line.startswith(POINT):
+        if is_point:
             text = f"- {text}"
         parts.append(text)
 
