@@ -31,6 +31,7 @@ from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
 from autofit.models.losses import with_options
 
 _ENCODED = "encoded.safetensors"
+_KOHYA = "kohya.safetensors"
 _ADAPTER = "pytorch_lora_weights.safetensors"  # as diffusers names it, and its users load it
 
 
@@ -151,10 +152,33 @@ def _save_for_diffusers(model: Any, folder: str, adapters: Path) -> None:
 
     save: Callable[..., None] = diffusers_class("StableDiffusionPipeline")._save_lora_weights
     (name,) = model.peft_config
+    config = model.peft_config[name]
     state = get_peft_model_state_dict(model, adapter_name=name)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
     save(
         adapters.parent,
-        lora_layers={folder: {key: value.cpu().contiguous() for key, value in state.items()}},
-        lora_metadata={folder: model.peft_config[name].to_dict()},
+        lora_layers={folder: tensors},
+        lora_metadata={folder: config.to_dict()},
         weight_name=_ADAPTER,
     )
+    if folder == "unet" and not config.use_dora:
+        _save_for_kohya(tensors, config, adapters.with_name(_KOHYA))
+
+
+def _save_for_kohya(tensors: Mapping[str, torch.Tensor], config: Any, file: Path) -> None:
+    """Write a UNet's adapters as kohya's scripts name them, which other programs of pictures read.
+
+    There an adapter is multiplied by alpha / rank.
+    """
+    from diffusers.utils import convert_state_dict_to_kohya
+
+    rank = config.r
+    alpha = float(config.lora_alpha)
+    if config.use_rslora:  # peft divides by the root of the rank
+        alpha *= rank**0.5
+    of_unet = {f"unet.{key}": value for key, value in tensors.items()}
+    named = convert_state_dict_to_kohya(of_unet)
+    for key in named:
+        if key.endswith(".alpha"):
+            named[key] = torch.tensor(alpha)
+    safetensors.torch.save_file(named, file)

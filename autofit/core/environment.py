@@ -28,6 +28,7 @@ REPORTED_PACKAGES = (
     "peft",
     "bitsandbytes",
     "torchao",
+    "diffusers",  # where it is installed
     "optuna",
     "triton",  # this and the next two on CUDA only, where they are installed
     "liger-kernel",

@@ -104,6 +104,12 @@ def test_adapters_of_pictures_are_loaded_by_their_pipeline(
     adapted = painted(pipeline)
     assert not torch.allclose(adapted, plain, atol=1e-4)
 
+    if folder == "unet":
+        pipeline.unload_lora_weights()
+        torch.testing.assert_close(painted(pipeline), plain)
+        pipeline.load_lora_weights(output / "model", weight_name="kohya.safetensors")
+        torch.testing.assert_close(painted(pipeline), adapted, rtol=1e-4, atol=1e-5)
+
     setattr(pipeline, folder, trained.model.eval())
     torch.testing.assert_close(painted(pipeline), adapted, rtol=1e-4, atol=1e-5)
 
