@@ -93,7 +93,8 @@ def mixed(kinds: Sequence[Segments]) -> Schedule:
     schedule.append((rest.of("backward", None) + rest.of("backward", last), 1))
     for run, repeats in reversed(runs):
         backward = [each for kind, at in reversed(run) for each in kind.of("backward", at)]
-        schedule.append((backward, repeats))
+        if backward:  # frozen blocks before the first trained one have none
+            schedule.append((backward, repeats))
     return schedule
 
 
