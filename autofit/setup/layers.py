@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autofit.core.tasks import task_of
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
-# Methods that run before weights are quantised.
-_MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")
+# Methods that run before weights are quantised; the last one is diffusers', for inference.
+_MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters", "fuse_projections")
 _reads: dict[type, set[str]] = {}  # by class
 _multiply: dict[type, bool] = {}  # by class of a forward of its own
 _REPLACE = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")

@@ -12,6 +12,7 @@ import autofit
 from autofit.core.errors import InputError
 from autofit.models import resolve, workload_from_source
 from autofit.models.diffusion.latents import timesteps
+from autofit.setup.layers import weights_read_by
 from autofit.training.inspect import inspect_workload
 from autofit.training.meta_model import meta_model_from
 from tests.models.diffusion.small import SMALL, write_pipeline
@@ -33,6 +34,13 @@ def test_a_directory_is_a_workload_whose_facts_are_known(name: str, tmp_path: Pa
     assert traits.sdpa and traits.attention and traits.splits and traits.adapter_parameters
     model = meta_model_from(workload.model)
     assert traits.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_layer_keeps_its_weight_from_being_quantised(name: str, tmp_path: Path) -> None:
+    """Their attention reads weights in a method that training never calls."""
+    model = meta_model_from(resolve(str(write_pipeline(tmp_path / name, name))).model)
+    assert [part for part in model.modules() if weights_read_by(part)] == []
 
 
 def test_equal_batches_are_drawn_each_time(folder: Path) -> None:
