@@ -132,7 +132,7 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     for module in model.modules():
         uses.update(map(id, module._parameters.values()))
 
-    heads = output_heads(model)
+    heads = {*output_heads(model), *_kept_whole(model)}
     children = children_of(model)
     parents = Counter(child for _, _, child in children)
 
@@ -143,6 +143,20 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
         if uses[id(child.weight)] == 1 and parents[child] == 1:
             found.append((parent, name, child))
     return found
+
+
+def _kept_whole(model: nn.Module) -> set[nn.Module]:
+    """What a class of diffusers names as too fine for low precision, with all inside: Wan casts
+    timesteps to the format of these weights."""
+    if not type(model).__module__.startswith("diffusers."):
+        return set()
+
+    names = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    kept: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in names:
+            kept.update(module.modules())
+    return kept
 
 
 def _quantised_layer(layer: Any, value: str, compute: torch.dtype, outliers: float) -> nn.Module:

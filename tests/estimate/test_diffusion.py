@@ -23,7 +23,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sd3", LORA | {"lora_targets": "attention", "activation_checkpointing": "selective"}),
     ("flux", LORA | {"optimizer": "adafactor", "activation_checkpointing": "full"}),
     ("qwen", {"precision": "bf16-mixed", "micro_batch_size": 2}),
-    ("wan", {"optimizer_in_backward": True, "optimizer": "sgd"}),
+    ("wan", LORA | {"quantization": "nf4", "optimizer": "sgd", "precision": "bf16-mixed"}),
 ]
 
 
