@@ -54,6 +54,8 @@ class Config(Mapping[str, Value]):
     fsdp_offload: str | None
     tensor_parallel: int | None
     context_parallel: int | None
+    pipeline_parallel: int | None
+    pipeline_schedule: str | None
 
     def __init__(self, values: Mapping[str, Any] | None = None, **knobs: Any) -> None:
         require(

@@ -1,8 +1,10 @@
 """Layout: how the devices of a training are divided among the ways of training in parallel.
 
-replicate x shard x context x tensor = world, the number of all devices, each of which one process
-(a rank) trains on. Ranks of different replicas or shards see different samples; ranks of one context
-group see the same samples and other tokens, those of one tensor group the same samples and tokens.
+replicate x shard x context x tensor x pipeline = world, the number of all devices, each of which one
+process (a rank) trains on. Ranks of different replicas or shards see different samples; ranks of one
+context group see the same samples and other tokens, those of one tensor group the same samples and
+tokens. The stages of a pipeline see the same samples one after the other: the ranks of one stage
+follow each other, so that stages lie on different nodes where there are several.
 """
 
 import math
@@ -26,6 +28,7 @@ class Layout:
     shard: int = 1  # devices among which one group divides its weights
     context: int = 1
     tensor: int = 1
+    pipeline: int = 1
 
     @classmethod
     def of(cls, config: Mapping[str, Value]) -> Self:
@@ -40,14 +43,30 @@ class Layout:
     @property
     def world(self) -> int:
         """The number of devices."""
-        return self.dp_degree * self.context * self.tensor
+        return self.dp_degree * self.same_samples
+
+    @property
+    def stage_world(self) -> int:
+        """The number of devices that hold the same stage of a pipeline, or parts of it."""
+        return self.world // self.pipeline
+
+    @property
+    def same_samples(self) -> int:
+        """The number of devices that see the same samples."""
+        return self.context * self.tensor * self.pipeline
 
     @property
     def groups(self) -> int:
         """How many groups each device exchanges something with: all, and those of each degree."""
         if self.world == 1:
             return 0
-        sizes = self.replicate, self.shard * self.context, self.context, self.tensor
+        sizes = (
+            self.replicate,
+            self.shard * self.context,
+            self.context,
+            self.tensor,
+            self.pipeline,
+        )
         return 1 + len([size for size in sizes if 1 < size < self.world])
 
     @property
@@ -62,7 +81,8 @@ def dp_degree(config: Mapping[str, Value], hardware: Hardware) -> int:
     alike = _alike(config)
     if hardware.world % alike:
         devices = "one device" if hardware.world == 1 else f"{hardware.world} devices"
-        message = f"context_parallel x tensor_parallel is {alike}, which does not divide {devices}"
+        names = " x ".join(knob.name for knob in _DEGREES if knob.same_samples)
+        message = f"{names} is {alike}, which does not divide {devices}"
         raise InputError(f"{message}.", "Choose degrees that divide them, or leave them out.")
     return hardware.world // alike
 
@@ -140,9 +160,13 @@ def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> 
 
 def kind_of(config: Config, hardware: Hardware) -> Value:
     """`data_parallel` of a config, which is derived where it is not said; null on one device."""
-    if hardware.world == 1 or config.data_parallel:
+    if hardware.world == 1:
         return config.data_parallel
     several = dp_degree(config, hardware)
+    if several == 1 and (config.pipeline_parallel or 1) > 1:
+        return "none"  # each device holds a stage, and nothing to divide it with
+    if config.data_parallel:
+        return config.data_parallel
     if several == hardware.world:
         return "ddp"
     if several == 1 and config.context_parallel in (None, 1):

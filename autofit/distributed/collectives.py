@@ -17,7 +17,7 @@ Numbers = Any  # one or an array of them
 # Seconds of any collective before its first hop: NCCL's tuning.cc, the ring of its Simple protocol
 # (8.4e-6), and its kernel's launch.
 _START = 15e-6
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,16 @@ def seconds(kind: str, nbytes: Numbers, group: Group, links: Links) -> Numbers:
     """The time of one collective.
 
     Args:
-        nbytes: of the whole tensor that is gathered, scattered or reduced; of what one rank gives
-            where it is all-to-all.
+        nbytes: of the whole tensor that is gathered, scattered, reduced or sent; of what one rank
+            gives where it is all-to-all.
     """
     size = group.size
     nodes = group.nodes
     within = links.within
     between = links.between
     moved = nbytes * (size - 1) / size
+    if kind == "send":
+        moved = nbytes
     if size == 1:
         return 0.0 * moved
 

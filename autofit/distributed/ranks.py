@@ -28,15 +28,17 @@ class Ranks:
     """One process of a Layout; a training on one device has one.
 
     Attributes:
-        mesh: of (replicate, shard), and tensor where there is more than one; context groups hold
-            shards, too. None on one device.
+        mesh: of (replicate, shard), before them pipeline and after them tensor where there is more
+            than one; context groups hold shards, too. None on one device.
         context: the ranks that see other tokens of the same samples.
+        stage: the ranks that hold the same stage of a pipeline; None: all.
     """
 
     layout: Layout = field(default_factory=Layout)
     rank: int = 0
     mesh: DeviceMesh | None = None
     context: dist.ProcessGroup | None = None
+    stage: dist.ProcessGroup | None = None
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Self:
@@ -55,7 +57,10 @@ class Ranks:
                 f"Start one for each device: torchrun --nproc-per-node {layout.world}.",
             )
 
-        sizes = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
+        sizes = {}
+        if layout.pipeline > 1:
+            sizes["pipeline"] = layout.pipeline
+        sizes |= {"replicate": layout.replicate, "shard": layout.shard * layout.context}
         if layout.tensor > 1:
             sizes["tensor"] = layout.tensor
         if dist.get_backend() != "fake":
@@ -64,12 +69,24 @@ class Ranks:
             _clear_python_sharding_prop_cache()
             _clear_fast_path_sharding_prop_cache()
         mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        return cls(layout, dist.get_rank(), mesh, _context_group(layout))
+        return cls(
+            layout,
+            dist.get_rank(),
+            mesh,
+            _context_group(layout),
+            _stage_group(layout),
+        )
 
     @property
     def dp_rank(self) -> int:
         """Which part of each effective batch is this rank's."""
-        return self.rank // (self.layout.context * self.layout.tensor)
+        layout = self.layout
+        return self.rank % layout.stage_world // (layout.context * layout.tensor)
+
+    @property
+    def stage_index(self) -> int:
+        """Which stage of a pipeline this rank holds, from 0."""
+        return self.rank // self.layout.stage_world
 
     @property
     def are_several(self) -> bool:
@@ -84,7 +101,7 @@ class Ranks:
     def sums(self, *numbers: float) -> tuple[float, ...]:
         """Each number added up over the ranks that see other samples; those that see the same
         samples give the same."""
-        alike = self.layout.context * self.layout.tensor
+        alike = self.layout.same_samples
         return tuple(sum(of_ranks) / alike for of_ranks in self.everywhere(*numbers))
 
     def largest(self, *numbers: float) -> tuple[float, ...]:
@@ -97,24 +114,32 @@ class Ranks:
             dist.all_reduce(value)
         return value
 
+    def sum_of_stage(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor added up over the ranks that hold the same stage, in place."""
+        if self.layout.stage_world > 1:
+            dist.all_reduce(value, group=self.stage)
+        return value
+
     def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor with the first rank's values, in place: each process may have drawn others."""
-        if self.are_several and tensor.numel():
+        """A tensor with the values of its stage's first rank, in place: each process may have drawn
+        others."""
+        if self.layout.stage_world > 1 and tensor.numel():
             with torch.no_grad():
                 values = tensor.contiguous()
                 # As bytes: backends do not know every dtype.
-                dist.broadcast(values.view(-1).view(torch.uint8), 0)
+                first = self.stage_index * self.layout.stage_world
+                dist.broadcast(values.view(-1).view(torch.uint8), first, group=self.stage)
                 tensor.copy_(values)
         return tensor
 
-    def joined(self, own: dict[str, Any]) -> dict[str, Any]:
+    def joined(self, own: dict[Any, Any]) -> dict[Any, Any]:
         """The entries of all ranks."""
         if not self.are_several:
             return own
 
         of_ranks: list[Any] = [None] * self.layout.world
         dist.all_gather_object(of_ranks, own)
-        entries: dict[str, Any] = {}
+        entries: dict[Any, Any] = {}
         for of_rank in of_ranks:
             entries |= of_rank
         return entries
@@ -158,6 +183,29 @@ class Ranks:
             return list(zip(*torch.stack(of_ranks).tolist(), strict=True))
 
         return answer
+
+
+def _stage_group(layout: Layout) -> dist.ProcessGroup | None:
+    """This rank's group, which all ranks must make together with all others."""
+    if layout.pipeline == 1:
+        return None
+
+    size = layout.stage_world
+    groups = [[*range(first, first + size)] for first in range(0, layout.world, size)]
+    own, _ = dist.new_subgroups_by_enumeration(groups)
+    return own
+
+
+def group_of_ends(layout: Layout) -> dist.ProcessGroup | None:
+    """The first and the last stage of the same samples, made by all ranks together.
+
+    None for a rank that holds neither.
+    """
+    size = layout.stage_world
+    own, _ = dist.new_subgroups_by_enumeration(
+        [[rank, layout.world - size + rank] for rank in range(size)]
+    )
+    return own
 
 
 def _context_group(layout: Layout) -> dist.ProcessGroup | None:

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
+from autofit.distributed.collectives import seconds as collective_seconds
 from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.calibration import Calibration
@@ -23,9 +24,10 @@ from autofit.estimate.peak import (
     peaks_between_steps,
     recomputed_share,
 )
-from autofit.estimate.ranks import step_seconds
+from autofit.estimate.ranks import group_of, step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
+from autofit.estimate.stages import seconds_of_schedule
 from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import links_of
@@ -73,6 +75,9 @@ def estimate_of(
     calibration: Calibration | None,
 ) -> Estimate:
     """The estimate from a trace, which devices that run the same operators can share."""
+    if traced.stages:
+        return _of_stages(traced, workload, hardware, rates, calibration)
+
     calibration = calibration or Calibration()
     if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
@@ -126,6 +131,65 @@ def estimate_of(
     )
 
 
+def _of_stages(
+    traced: Trace,
+    workload: Workload,
+    hardware: Hardware,
+    rates: Rates | None,
+    calibration: Calibration | None,
+) -> Estimate:
+    """The estimate of a pipeline: the memory of the stage that needs most, and the time of all."""
+    each = [
+        estimate_of(stage, workload, hardware, rates=None, calibration=calibration)
+        for stage in traced.stages
+    ]
+    largest = max(each, key=lambda estimate: estimate.high)
+    needs = ", ".join(f"{estimate.high / GIB:.2f}" for estimate in each)
+
+    times: dict[str, Any] = {}
+    notes = [f"the stages need up to {needs} GiB."]
+    if rates:
+        factor = (calibration or Calibration()).seconds or 1.0
+        times, idle = _times_of_stages(traced, workload, hardware, rates, factor)
+        notes.append(f"{idle:.0%} of the step the devices wait for one another.")
+    unknown = "the speed of this device is unknown."
+    notes += [note for note in largest.notes if note != unknown or not rates]
+    return replace(largest, notes=tuple(notes), **times)
+
+
+def _times_of_stages(
+    traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float
+) -> tuple[dict[str, Any], float]:
+    """The fields of an Estimate about the time of a pipeline; the share of it in which stages wait."""
+    stages = [_phases_of(stage, hardware, rates) for stage in traced.stages]
+    micro_batches = traced.config.gradient_accumulation_steps or 1
+    layout = Layout.of(traced.config)
+    group = group_of(2, layout.stage_world, hardware)
+    links = links_of(hardware)
+    passing = [
+        float(collective_seconds("send", stage.passed_bytes, group, links))
+        for stage in traced.stages[:-1]
+    ]
+
+    working = seconds_of_schedule(
+        [stage.forward for stage in stages],
+        [stage.backward for stage in stages],
+        passing,
+        micro_batches,
+        str(traced.config.pipeline_schedule),
+    )
+    each = [micro_batches * (stage.forward + stage.backward) for stage in stages]
+    busy = sum(each) / len(each)
+    seconds = (working + max(stage.update for stage in stages)) * factor
+
+    slowest = stages[each.index(max(each))]
+    passed = 2 * micro_batches * max(passing)
+    bottleneck = "transfer" if passed > max(each) else slowest.bottleneck
+    needed = sum(_needed_flops(stage) / _peak(stage, rates) for stage in traced.stages)
+    utilisation = needed * micro_batches / seconds / len(stages)
+    return _speed_fields(workload, seconds, bottleneck, utilisation), 1 - busy / working
+
+
 def _interval(
     traced: Trace,
     peak: Peak,
@@ -156,6 +220,53 @@ def times_of(
     Args:
         factor: how much longer than predicted steps have taken.
     """
+    if traced.stages:
+        times, _ = _times_of_stages(traced, workload, hardware, rates, factor)
+        return times
+
+    accumulation = traced.config.gradient_accumulation_steps or 1
+    found = _phases_of(traced, hardware, rates)
+    seconds = (accumulation * (found.forward + found.backward) + found.update) * factor
+    needed = _needed_flops(traced) * accumulation / _peak(traced, rates)
+    return _speed_fields(workload, seconds, found.bottleneck, needed / seconds)
+
+
+def _speed_fields(
+    workload: Workload, seconds: float, bottleneck: str, utilisation: float
+) -> dict[str, Any]:
+    """The fields of an Estimate that are about time, by the seconds of a step."""
+    samples = workload.effective_batch_size / seconds
+    tokens = None
+    if workload.unit == "tokens" and workload.sequence_length:
+        tokens = samples * workload.sequence_length
+    return {
+        "step_seconds": seconds,
+        "samples_per_second": samples,
+        "tokens_per_second": tokens,
+        "bottleneck": bottleneck,
+        "utilisation": utilisation,
+    }
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """What one device does in a step.
+
+    Attributes:
+        forward, backward: seconds of a micro-batch, in the mean of a step.
+        update: seconds.
+        bottleneck: what limits it: "compute", "memory" or "transfer".
+    """
+
+    forward: float
+    backward: float
+    update: float
+    bottleneck: str
+
+
+def _phases_of(traced: Trace, hardware: Hardware, rates: Rates) -> _Phases:
+    """The phases of a step on one device, with what it exchanges with others that see other
+    samples."""
     speed = Speed.of(rates, hardware, traced.config)
     of_update = Speed.of_update(rates, hardware, traced.config)
     accumulation = traced.config.gradient_accumulation_steps or 1
@@ -174,42 +285,31 @@ def times_of(
 
     # Copies overlap with a forward and a backward; an update waits for what is moved or computed
     # for it.
-    computing = 0.0
+    computing = []
     for phase in phases:
         working = phase["compute"] + phase["memory"]
-        computing += max(phase["transfer"], working) + phase["launch"]
-    computing = accumulation * computing
-    if hardware.world > 1:
+        computing.append(max(phase["transfer"], working) + phase["launch"])
+    if Layout.of(traced.config).stage_world > 1:
         links = links_of(hardware)
         found = traced.of_whole(lambda each: {"both": step_seconds(each, speed, hardware, links)})
-        both = found["both"]
-        copied += max(both - computing, 0.0)
-        computing = both
-    seconds = (computing + sum(update.values())) * factor
+        alone = accumulation * sum(computing)
+        copied += max(found["both"] - alone, 0.0)
+        computing = [seconds * found["both"] / alone for seconds in computing]
 
     bottleneck = "memory"
     if copied > busy:
         bottleneck = "transfer"
     elif waits["compute"] > busy / 2:
         bottleneck = "compute"
+    return _Phases(computing[0], computing[1], sum(update.values()), bottleneck)
 
-    samples = workload.effective_batch_size / seconds
-    tokens = None
-    if workload.unit == "tokens" and workload.sequence_length:
-        tokens = samples * workload.sequence_length
 
-    # The usual count: a backward costs twice its forward, once if most weights are frozen; never
-    # more than is computed.
+def _needed_flops(traced: Trace) -> float:
+    """The arithmetic of a micro-batch by the usual count: a backward costs twice its forward, once
+    if most weights are frozen; never more than is computed."""
     flops = traced.of_whole(_flops)
     usual = flops["forward"] * (2.0 if traced.config.lora_rank else 3.0)
-    needed = min(usual, flops["step"])
-    return {
-        "step_seconds": seconds,
-        "samples_per_second": samples,
-        "tokens_per_second": tokens,
-        "bottleneck": bottleneck,
-        "utilisation": needed * accumulation / seconds / _peak(traced, rates),
-    }
+    return min(usual, flops["step"])
 
 
 def _flops(traced: Trace) -> dict[str, int]:

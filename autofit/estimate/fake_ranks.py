@@ -5,7 +5,7 @@ others by numbers (how many micro-batches they have, what their labels weigh) is
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -61,6 +61,10 @@ class _FakeRanks(Ranks):
 
         return answer
 
+    def joined(self, own: dict[Any, Any]) -> dict[Any, Any]:
+        """What this rank has: nobody is there to send more."""
+        return own
+
 
 class _AskedRanks(Ranks):
     """The same after the first micro-batch of a step, in which all was exchanged."""
@@ -75,15 +79,19 @@ def asked_before(ranks: Ranks) -> Ranks:
 
 
 @contextmanager
-def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
-    """The first of the ranks of a layout. To be entered outside of a fake-tensor mode, which cannot make a mesh. Raises
-    UntraceableError where this process is a rank of a real group."""
+def fake_ranks(layout: Layout, recorder: Recorder, stage: int = 0) -> Iterator[Ranks]:
+    """The first of the ranks of a layout that hold a stage.
+
+    To be entered outside of a fake-tensor mode, which cannot make a mesh. Raises UntraceableError where this process
+    is a rank of a real group.
+    """
     if layout.world == 1:
         yield Ranks(layout)
         return
     if dist.is_initialized():
         raise UntraceableError("a rank of a training cannot predict a step of other ranks.")
     from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -127,9 +135,11 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
 
     shards_of = _fsdp_param.FSDPParam.all_gather_inputs.fget
     recorder.exchanged, hook = exchanged, sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    first = stage * layout.stage_world
+    dist.init_process_group("fake", store=FakeStore(), rank=first, world_size=layout.world)
     try:
         with (
+            mock.patch.object(_PipelineSchedule, "_warmup_p2p", _agreed),
             mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", aside),
             mock.patch.object(_fsdp_param, "_chunk_with_empty", _first_chunk),
             mock.patch.object(_fsdp_param.FSDPParam, "all_gather_inputs", property(on_device)),
@@ -140,6 +150,14 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         # DTensor's answers name groups that are gone.
         _clear_sharding_prop_cache()
         sys.excepthook = hook  # each group wraps it, to tell the rank
+
+
+def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
+    """Stages of a pipeline have voted, by numbers, that they know the sizes of what they exchange."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
 
 
 def _joined(

@@ -35,10 +35,10 @@ def standing_for(
     """The configs to trace for one, each with its share in what is predicted for it; on one device, or where there are
     `few` numbers of shards, itself."""
     layout = Layout.of(config)
-    if hardware.world == 1:
+    if layout.world == 1:
         return [(config, 1.0)]
     alike = layout.context * layout.tensor
-    fewest, most = 2 if alike == 1 else 1, hardware.world // alike
+    fewest, most = 2 if alike == 1 else 1, layout.world // alike
     if layout.shard * alike == 1:  # replicas alone
         return [(config.replace(**Layout(2, 1).knobs), 1.0)]
     if few or layout.shard in (fewest, most) or config.data_parallel != "fsdp":

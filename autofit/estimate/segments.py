@@ -130,7 +130,7 @@ class Segments:
         """Bytes of one block's weights that parameter_offload keeps on the host."""
         if self.depth is None:
             return np.zeros_like(self.streamed)
-        return self.streamed / (self.depth.whole - 2)
+        return self.streamed / max(self.depth.whole - 2, 1)
 
     def times(self, segment: Segment) -> Repeats:
         """How often a segment occurs in a step of the whole model."""

@@ -132,6 +132,14 @@ def shorten_again(model: nn.Module, depth: Depth) -> int:
     return depth.retained - depth.period
 
 
+def retain(model: nn.Module, start: int, stop: int) -> None:
+    """Remove all of the model's blocks but those from `start` to before `stop`."""
+    container = _container(model)
+    assert container is not None, "it is one row of blocks"
+    del container[stop:]
+    del container[:start]
+
+
 def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
     """The module that holds the model's blocks and nothing else."""
     blocks = repeated_blocks(model)

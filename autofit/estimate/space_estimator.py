@@ -5,6 +5,7 @@ the loss; the optimizer on the weights' shapes alone. So each is traced once, wi
 micro-batch and LoRA rank, and every Config is arithmetic on their segments.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -14,33 +15,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from autofit.core.config import Config, Value
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import BUDGET
-from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
+from autofit.distributed.collectives import seconds as collective_seconds
 from autofit.estimate.derived_traces import derived_trace, segments_like
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
-from autofit.estimate.passes import Computed, Pass, rest_on_host
+from autofit.estimate.passes import Computed, Pass
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Workers
+from autofit.estimate.ranks import group_of as group_of_ranks
 from autofit.estimate.rates import Rates
+from autofit.estimate.recorder import Recorder
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.schedules import as_traced, mixed, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace_skeleton
+from autofit.estimate.space_stages import StageOfSpace, without_stages
+from autofit.estimate.space_step import OptimizerRow, Step, Where, combined
+from autofit.estimate.trace import fake_setup, trace_skeleton
 from autofit.estimate.trace_keys import (
     group_key,
     group_of,
@@ -52,8 +57,8 @@ from autofit.estimate.trace_keys import (
     plain_key,
 )
 from autofit.hardware.catalogue import links_of
-from autofit.setup.saved_tensors import WINDOW
 from autofit.training.meta_model import meta_model_from
+from autofit.training.pipeline_cut import StagePlan, plan_of_stages
 from autofit.training.replay import has_representations
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
@@ -76,38 +81,6 @@ class SpacePredictions:
     allocated: Floats
     seconds: Floats
     on_host: Floats
-
-
-class _Step(NamedTuple):
-    """One group of configs at each pair of the grid.
-
-    Attributes:
-        accumulating: bytes of a step of several micro-batches, whose gradients are added up.
-        at_once: bytes of a step of one micro-batch.
-        micro: seconds of a micro-batch.
-        update: seconds of the optimizer's update.
-        adding: seconds of adding a micro-batch's gradients to those of earlier ones.
-        on_host: bytes that the host holds.
-    """
-
-    accumulating: Floats
-    at_once: Floats
-    micro: Floats
-    update: Floats
-    adding: Floats
-    on_host: Floats
-
-
-class _OptimizerRow(NamedTuple):
-    """What an optimizer costs at each pair of the grid: bytes, and seconds of an update."""
-
-    weights: Floats
-    state: Floats
-    paged: Floats
-    temporary: Floats
-    largest: Floats
-    moved: Floats
-    seconds: Floats
 
 
 class SpaceEstimator:
@@ -167,10 +140,12 @@ class SpaceEstimator:
             self._calls = Calls(self._symbols)
         self._update_costs: dict[_Update, OptimizerCost] = {}
         # By value of the knob and id of the segments.
-        self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}
+        self._optimizers: dict[tuple[Any, int], OptimizerRow] = {}
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
+        self._plans: dict[int, StagePlan | None] = {}  # by the number of stages
+        self._stages: dict[tuple[tuple[Value, ...], int], StageOfSpace] = {}
 
         # Of losses that couple a batch, for configs on one device that see all of it at once.
         self._at_once: SpaceEstimator | None = None
@@ -241,7 +216,8 @@ class SpaceEstimator:
         """Trace what these configs need, on as many cores as allowed."""
         ends: list[Config] = []
         for group in groups:
-            for config, _ in self._standing_for(group):
+            self._plan(group)
+            for config, _ in self._standing_for(without_stages(group)):
                 ends += interpolation_endpoints(config)
 
         # What most configs need first.
@@ -282,6 +258,10 @@ class SpaceEstimator:
                 segments = step_pass.segments
                 each_once[end.optimizer, id(segments)] = (end, segments)
 
+        self._cost_updates_of(each_once)
+
+    def _cost_updates_of(self, each_once: Mapping[Any, tuple[Config, Segments]]) -> None:
+        """Find what the optimizers of configs cost that step these weights."""
         updates = {}
         for end, segments in each_once.values():
             for update in self._updates_of(end, segments):
@@ -296,7 +276,7 @@ class SpaceEstimator:
 
     def _steps(
         self, groups: Mapping[tuple[Value, ...], Config]
-    ) -> dict[tuple[Value, ...], _Step | None]:
+    ) -> dict[tuple[Value, ...], Step | None]:
         """The step of each group, on as many cores as allowed: those of one pass together, which is
         computed once."""
         of_passes: dict[tuple[Value, ...], list[tuple[Value, ...]]] = {}
@@ -315,7 +295,7 @@ class SpaceEstimator:
             found = list(map(self._steps_of, parts))
         return dict(zip(together, itertools.chain.from_iterable(found), strict=True))
 
-    def _steps_of(self, groups: Sequence[Config]) -> list[_Step | None]:
+    def _steps_of(self, groups: Sequence[Config]) -> list[Step | None]:
         return [self._step(group) for group in groups]
 
     def _standing_for(self, config: Config) -> Sequence[tuple[Config, float]]:
@@ -340,9 +320,12 @@ class SpaceEstimator:
         if self._calls and calls:
             self._calls.add(calls)
 
-    def _step(self, config: Config) -> _Step | None:
+    def _step(self, config: Config) -> Step | None:
         """The step of a group, each figure the weighted sum of those of the configs that stand for
         it; None where one of them cannot be traced."""
+        if Layout.of(config).pipeline > 1:
+            return self._step_of_stages(config)
+
         exchanges = Exchanges(config, self._hardware, self._links)
         steps = []
         shares = []
@@ -356,16 +339,81 @@ class SpaceEstimator:
         if len(known) == 1:
             return known[0]
         figures = zip(*known, strict=True)
-        return _Step(*(sum(map(operator.mul, each, shares)) for each in figures))
+        return Step(*(sum(map(operator.mul, each, shares)) for each in figures))
 
-    def _step_of(self, config: Config, exchanges: Exchanges) -> _Step | None:
+    def _plan(self, config: Config) -> StagePlan | None:
+        """How the model is cut for a config; None where it has no stages, or cannot be cut."""
+        stages = Layout.of(config).pipeline
+        if stages == 1:
+            return None
+
+        if stages not in self._plans:
+            skeleton = Skeleton.whole(self._workload, self._hardware)
+            setup = fake_setup(
+                self._workload, config, self._hardware, skeleton.model, Recorder(self._hardware)
+            )
+            self._plans[stages] = None
+            with contextlib.suppress(RefusedError):
+                self._plans[stages] = plan_of_stages(setup)
+        return self._plans[stages]
+
+    def _step_of_stages(self, config: Config) -> Step | None:
+        """The step of a pipeline: the most memory of any stage, and the time of all."""
+        plan = self._plan(config)
+        base = without_stages(config)
+        (end, *others) = interpolation_endpoints(base)
+        step_pass = None if others or plan is None else self._pass(end)
+        if plan is None or step_pass is None:
+            return None
+
+        hardware = self._hardware.of_several(Layout.of(config).stage_world)
+        exchanges = Exchanges(base, hardware, self._links)
+        recomputed = recomputed_share(base, self._workload, self._hardware) or 0.0
+        samples = self._grid.samples
+        of_rank = self._workload.effective_batch_size / Layout.of(config).dp_degree
+        steps = []
+        for number in range(Layout.of(config).pipeline):
+            key = (pass_of(base), number)
+            stage = self._stages.setdefault(key, StageOfSpace(step_pass, base, plan, number))
+            if stage.own is None:
+                return None
+            self._cost_updates_of(
+                {(base.optimizer, id(stage.own.segments)): (base, stage.own.segments)}
+            )
+            step = self._combined(base, stage.own, recomputed, exchanges)
+            beside = stage.beside(config, samples, of_rank / samples)
+            steps.append(
+                step._replace(
+                    accumulating=step.accumulating + beside, at_once=step.at_once + beside
+                )
+            )
+
+        passed = plan.passed * samples * StageOfSpace(step_pass, base, plan, 0).width
+        ranks = group_of_ranks(2, Layout.of(config).stage_world, self._hardware)
+        passing = 2 * collective_seconds("send", passed, ranks, self._links)
+        each = np.array([step.micro + step.adding for step in steps])
+        slowest = each.max(axis=0)
+        return Step(
+            accumulating=np.max([step.accumulating for step in steps], axis=0),
+            at_once=np.max([step.at_once for step in steps], axis=0),
+            micro=slowest + passing,
+            # other stages work while the first and the last micro-batch are elsewhere
+            update=np.max([step.update for step in steps], axis=0)
+            + each.sum(axis=0)
+            - slowest
+            + (len(steps) - 1) * passing,
+            adding=0.0 * slowest,
+            on_host=np.sum([step.on_host for step in steps], axis=0),
+        )
+
+    def _step_of(self, config: Config, exchanges: Exchanges) -> Step | None:
         """The step of one config, between two others where it recomputes within a budget."""
         ends = [(end, self._pass(end)) for end in interpolation_endpoints(config)]
         # Asked of the config itself: where it recomputes within a budget no rule is known, though
         # one is for its ends.
         recomputed = recomputed_share(config, self._workload, self._hardware) or 0.0
         steps = [
-            self._combine(end, step_pass, recomputed, exchanges)
+            self._combined(end, step_pass, recomputed, exchanges)
             for end, step_pass in ends
             if step_pass
         ]
@@ -375,7 +423,7 @@ class SpaceEstimator:
             return steps[0]
 
         share = float(config.activation_checkpointing.removeprefix(BUDGET))
-        return _Step(*(full + share * (none - full) for full, none in zip(*steps, strict=True)))
+        return Step(*(full + share * (none - full) for full, none in zip(*steps, strict=True)))
 
     def _pass(self, config: Config) -> Pass | None:
         """The forward and backward of a config; None where one of its traces failed."""
@@ -452,108 +500,19 @@ class SpaceEstimator:
             self._skeletons[cut] = Skeleton.cut_short(self._workload, self._hardware, cut)
         return self._skeletons[cut]
 
-    def _combine(
+    def _combined(
         self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges
-    ) -> _Step:
-        """A step.
-
-        Args:
-            recomputed: the share of its activations that compiled code recomputes.
-        """
-        segments = step_pass.segments
-        layout = Layout.of(exchanges.config)
-        optimizer = self._optimizer(config, segments)
-        on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
-
-        # What is there during the whole step.
-        held = segments.parameters + segments.others
-        if not on_host:
-            held = held + optimizer.state
-        if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
-            of_rank = self._workload.effective_batch_size / layout.dp_degree
-            held = held + segments.inputs * (of_rank / self._grid.samples - 1)
-        if config.parameter_offload == "cpu":
-            held = held - segments.streamed
-        if config.reference == OFFLOADED:
-            held = held - segments.copied
-        buckets = config.data_parallel == "ddp"  # gradients are in them at last, and nowhere else
-        held = held + buckets * segments.gradients
-
-        # The peaks of a forward and backward.
-        saved = step_pass.saved[0]
-        first, left = step_pass.memory(config, added=False)
-        added, _ = step_pass.memory(config, added=True)
-        first = first - recomputed * saved
-        added = added - recomputed * saved
-        window: Floats | float = 0.0
-        if config.activation_offload == "cpu":
-            window = np.minimum(WINDOW, saved)
-
-        # Gradients after a backward, and those of earlier micro-batches during one.
-        gradients = segments.gradients
-        earlier = segments.gradients
-        rests = rest_on_host(config)
-        if rests:  # those of blocks, which are there two blocks at a time
-            if segments.depth:
-                gradients = gradients - segments.streamed_block * segments.depth.whole
-            earlier = gradients + 2 * segments.streamed_block
-
-        update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
-        at_once = np.maximum(held + first + window, update)
-        if config.optimizer_in_backward:
-            at_once = held + added + optimizer.largest + window
-        # Before the last micro-batch, adapters' gradients are not divided yet.
-        whole = 1
-        if config.lora_rank:
-            whole = layout.shard * layout.context
-        accumulating = np.maximum(held + whole * earlier + added + window, update)
-        made_with = 0  # bytes that making the model takes
+    ) -> Step:
+        made_with = 0
         if self._hardware.device == "cpu":
             made_with = self._skeleton(config).made_with
-
-        speed = Speed.of(self.rates, self._hardware, config)
-        micro = step_pass.seconds(speed, config, exchanges)
-        last = step_pass.seconds(speed, config, exchanges, last=True)
-        updating = optimizer.seconds
-        if on_host:  # its own traffic, and weights come back; gradients go there first
-            go = gradients * (config.optimizer_offload == "cpu" and not rests)
-            updating = (optimizer.moved + gradients + go) / self.rates.link
-
-        # Both are read, the sum is written.
-        adding = 3 * (segments.gradients / self.rates.bandwidth)
-        if config.fsdp_offload == "cpu":  # gradients are on the host, too
-            adding = 3 * (optimizer.weights / self.rates.link)
-        if rests:
-            more = step_pass.seconds(speed, config, exchanges, adding=True) - micro
-            adding = adding + more
-        return _Step(
-            accumulating=np.maximum(accumulating, made_with),
-            at_once=np.maximum(at_once, made_with),
-            micro=micro,
-            update=updating + last - micro,
-            adding=adding,
-            on_host=self._hardware.devices * self._on_host(config, step_pass, optimizer),
+        where = Where(self._workload, self._hardware, self.rates, self._grid, made_with)
+        optimizer = self._optimizer(config, step_pass.segments)
+        return combined(
+            where, config, step_pass, optimizer, recomputed=recomputed, exchanges=exchanges
         )
 
-    def _on_host(self, config: Config, step_pass: Pass, optimizer: _OptimizerRow) -> Floats:
-        """Bytes that the host holds for one device."""
-        segments = step_pass.segments
-        total = optimizer.paged
-        if "cpu" in (config.optimizer_offload, config.fsdp_offload):
-            # Copies of weights, and their gradients.
-            total = total + 2 * optimizer.weights + optimizer.state
-        if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
-            # While a block is put together its weights are there twice.
-            blocks = segments.depth.whole + (config.quantization != "int8")
-            total = total + segments.streamed_block * blocks
-        if config.reference == OFFLOADED and segments.depth:
-            whole = segments.depth.whole
-            total = total + segments.copied * ((whole + 1) / (whole - 2))
-        if config.activation_offload == "cpu":
-            total = total + step_pass.saved[0]
-        return total
-
-    def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
+    def _optimizer(self, config: Config, segments: Segments) -> OptimizerRow:
         key = (config.optimizer, id(segments))
         if key not in self._optimizers:
             speed = Speed.of_update(self.rates, self._hardware, config)
@@ -562,9 +521,9 @@ class SpaceEstimator:
                 cost = self._update_costs[update]
                 if cost not in self._updates:
                     self._updates[cost] = cost.seconds(speed)
-                *figures, _ = _OptimizerRow._fields
+                *figures, _ = OptimizerRow._fields
                 rows.append([*(getattr(cost, name) for name in figures), self._updates[cost]])
-            self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
+            self._optimizers[key] = OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 
     def _updates_of(self, config: Config, segments: Segments) -> list[_Update]:

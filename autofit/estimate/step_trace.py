@@ -43,6 +43,7 @@ class Trace:
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape, on this rank, and dtype of every trained parameter, and its block.
         parameters: how many numbers are trained, on all ranks together.
+        passed_bytes: of what a stage of a pipeline passes on for each micro-batch.
         collectives: what is exchanged with other ranks, in order.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
@@ -53,7 +54,9 @@ class Trace:
         reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
         shallower: of a deep model, of which few blocks were followed, the trace of still fewer of them.
         missing: how many times what it has more than that the whole model has more than it.
-        whole: a trace with the events of the whole model then, and without costs.
+        whole: a trace with the events of the whole model then, and without costs; of a stage of a pipeline, with what
+            other micro-batches hold beside the traced one.
+        stages: of a pipeline, the traces of all stages, of which this is the first.
     """
 
     config: Config
@@ -77,6 +80,7 @@ class Trace:
     calls: Calls
     depth: Depth | None
     parameters: int = 0
+    passed_bytes: int = 0
     packed: bool = False
     assumptions: tuple[str, ...] = ()
     between: Mapping[str, tuple[Event, ...]] = field(default_factory=dict)
@@ -84,6 +88,7 @@ class Trace:
     shallower: "Trace | None" = None
     missing: int = 0
     whole: "Trace | None" = None
+    stages: tuple["Trace", ...] = ()
 
     def of_whole(self, figures: Callable[["Trace"], dict[Key, Figure]]) -> dict[Key, Figure]:
         """Figures of the whole model, each of which grows by as much with every block."""

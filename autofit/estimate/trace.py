@@ -6,7 +6,7 @@ accumulate, the gradients of earlier micro-batches exist before the traced micro
 any later step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, describe_error
@@ -27,16 +26,24 @@ from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
 from autofit.estimate.between_steps import events_between_steps
+from autofit.estimate.block_marks import (
+    mark_block,
+    mark_without_gradients,
+    models_of_one_depth,
+    without_gradients,
+)
 from autofit.estimate.deepened import deepened
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.library_kernels import notes_of_recurrent
 from autofit.estimate.operators import Calls
+from autofit.estimate.peak import peak_of
 from autofit.estimate.recorder import Event, Recorder
 from autofit.estimate.saved_activations import SavedTensors
-from autofit.estimate.shallow_model import FROZEN, Cut, Depth, SampledChunks
+from autofit.estimate.shallow_model import Cut, SampledChunks, retain
 from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.stages import with_others_under_way
 from autofit.estimate.step_trace import Trace
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
@@ -44,6 +51,8 @@ from autofit.setup.streamed_blocks import streamable_weights
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize
+from autofit.training.pipeline import Pipeline, under_way_in
+from autofit.training.pipeline_cut import plan_of_stages
 from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 
@@ -67,6 +76,9 @@ def trace(
         UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
+    if Layout.of(canonical).pipeline > 1:
+        return _of_stages(workload, canonical, hardware, whole=whole)
+
     if not whole:
         found = _of_few_blocks(workload, canonical, hardware)
         if found is not None:
@@ -76,23 +88,117 @@ def trace(
     return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
 
 
-def _of_few_blocks(workload: Workload, config: Config, hardware: Hardware) -> Trace | None:
+def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole: bool) -> Trace:
+    """The trace of a pipeline: that of its first stage, with those of all stages."""
+    skeleton = Skeleton.whole(workload, hardware)
+    setup = fake_setup(workload, config, hardware, skeleton.model, Recorder(hardware))
+    cuts = list(plan_of_stages(setup).cuts)
+
+    micro_batches = config.gradient_accumulation_steps or 1
+    count = len(cuts) - 1
+    traced: dict[tuple[bool, bool, int, bool], Trace] = {}
+
+    def of_stage(stage: int, under_way: int, *, begins: bool) -> Trace:
+        """The trace of a micro-batch beside others, perhaps the first of a step."""
+        kind = (stage == 0, stage == count - 1, cuts[stage + 1] - cuts[stage], begins)
+        if kind not in traced:
+            traced[kind] = _of_stage(
+                workload, config, hardware, stage, cuts, whole=whole, begins=begins
+            )
+        return with_others_under_way(traced[kind], stage, count, under_way, micro_batches)
+
+    stages = []
+    for stage in range(count):
+        under_way = micro_batches
+        if config.pipeline_schedule == "1f1b" and micro_batches >= count:
+            under_way = under_way_in(stage, count, micro_batches)
+
+        if under_way < micro_batches or micro_batches == 1:
+            stages.append(of_stage(stage, under_way, begins=False))
+            continue
+
+        # No backward of a step has ended while all of its micro-batches are under way.
+        first = of_stage(stage, under_way, begins=True)
+        second = of_stage(stage, under_way - 1, begins=False)
+        stages.append(max(first, second, key=lambda trace: peak_of(trace, hardware).nbytes))
+    return replace(stages[0], stages=tuple(stages))
+
+
+def _of_stage(
+    workload: Workload,
+    config: Config,
+    hardware: Hardware,
+    stage: int,
+    cuts: list[int],
+    *,
+    whole: bool,
+    begins: bool,
+) -> Trace:
+    """The trace of one micro-batch through one stage.
+
+    Args:
+        begins: it is the first of a step.
+    """
+    start, stop = cuts[stage], cuts[stage + 1]
+    is_first = stage == 0
+    is_last = stop == cuts[-1]
+
+    def skeleton() -> Skeleton:
+        """The blocks of the stage, and one of each neighbour."""
+        made = Skeleton.whole(workload, hardware)
+        retain(made.model, start - (not is_first), stop + (not is_last))
+        return made
+
+    if not whole:
+        found = _of_few_blocks(workload, config, hardware, skeleton(), stage, begins=begins)
+        if found is not None:
+            return found
+    return trace_skeleton(
+        workload, config, hardware, skeleton(), between=True, stage=stage, begins=begins
+    )
+
+
+def _of_few_blocks(
+    workload: Workload,
+    config: Config,
+    hardware: Hardware,
+    skeleton: Skeleton | None = None,
+    stage: int | None = None,
+    *,
+    begins: bool = False,
+) -> Trace | None:
     """The trace of a deep model, of which few blocks are followed; None where it is not deep, or
-    its blocks do not do alike."""
+    its blocks do not do alike.
+
+    Args:
+        skeleton: of the blocks of a `stage` and its neighbours.
+    """
     if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
         return None
     if SomeBlocks.of(config.activation_checkpointing):
         return None
 
     cut = Cut.of(config)
-    shortened = Skeleton.whole(workload, hardware).two_depths(cut)
+    if stage is not None:  # its first and last blocks are not those of the skeleton
+        cut = replace(cut, first=cut.first + 1, reach=cut.reach + 1)
+    skeleton = skeleton or Skeleton.whole(workload, hardware)
+    shortened = skeleton.two_depths(cut)
     if shortened is None:
         return None
 
     calls = Calls()
     try:
         less, more = (
-            trace_skeleton(workload, config, hardware, depth, calls=calls, between=True)
+            trace_skeleton(
+                workload,
+                config,
+                hardware,
+                depth,
+                calls=calls,
+                between=True,
+                stage=stage,
+                begins=begins,
+            )
             for depth in shortened
         )
     except UntraceableError:  # code that counts its blocks
@@ -126,6 +232,8 @@ def trace_skeleton(
     rows: int | None = None,
     whole_batch: int | None = None,
     between: bool = False,
+    stage: int | None = None,
+    begins: bool = False,
 ) -> Trace:
     """Trace one step of a model, which is used up.
 
@@ -136,6 +244,8 @@ def trace_skeleton(
         whole_batch: the samples that this device sees in a step, for losses that need all at once;
             default: as the workload says.
         between: follow an evaluation and a saving, too.
+        stage: the skeleton has the blocks of this stage of a pipeline, and its neighbours.
+        begins: the micro-batch is the first of a step also where gradients accumulate.
 
     Raises:
         RefusedError: the config is impossible, or not for this model.
@@ -162,7 +272,8 @@ def trace_skeleton(
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
-        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder))
+        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder, stage or 0))
+        setup.tracing.is_stage = stage is not None
         adapt(setup, traced=True)
         # First imported among fake tensors, it would keep fake ones.
         import_module(technique_named("optimizer").package(canonical.optimizer))
@@ -176,16 +287,17 @@ def trace_skeleton(
                 setup.forward_contexts.append(saved.hooks)
 
             owners = _owners(setup)
-            counted = _without_gradients(setup, skeleton.depth if rows else None)
-            packed, reached = _step(setup, recorder, fake_mode, owners, counted)
+            counted = without_gradients(setup, skeleton.depth if rows else None)
+            packed, reached = _step(setup, recorder, fake_mode, owners, counted, begins=begins)
             followed = {}
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
                 followed = events_between_steps(setup, hardware, recorder, make)
 
+        passed_bytes = 0 if setup.part is None else setup.part.passed_bytes
         # Closing the setup gives the model back.
         trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
-        trained_model, *copies = _of_one_depth(setup)
+        trained_model, *copies = models_of_one_depth(setup)
         streamable = streamable_weights(trained_model, setup.config)
         copied = [weight for model in copies for weight in streamable_weights(model, setup.config)]
     except (AutofitError, KeyboardInterrupt):
@@ -230,6 +342,7 @@ def trace_skeleton(
         calls=calls,
         depth=skeleton.depth,
         parameters=sum(parameter.numel() for parameter in trainable),
+        passed_bytes=passed_bytes,
         packed=packed,
         assumptions=(
             *setup.tracing.assumptions,
@@ -251,17 +364,10 @@ def fake_setup(
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
     owners = {}
-    for model in _of_one_depth(setup):
+    for model in models_of_one_depth(setup):
         for number, block in enumerate(repeated_blocks(model)):
             owners.update(dict.fromkeys(block.parameters(), number))
     return owners
-
-
-def _of_one_depth(setup: Setup) -> list[nn.Module]:
-    """The trained model and its copies, whose blocks stand for those of a deeper one where its
-    blocks do."""
-    asked = setup.workload.frozen
-    return [setup.model, *(model for name, model in setup.frozen.items() if asked[name] is None)]
 
 
 def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
@@ -285,7 +391,7 @@ def _label_weights(setup: Setup, recorder: Recorder) -> None:
     for model in setup.all_models():
         recorder.label([*model.parameters(), *model.buffers()], "parameters")
         recorder.label(_constants(model), "parameters")
-    for model in _of_one_depth(setup):
+    for model in models_of_one_depth(setup):
         for number, block in enumerate(repeated_blocks(model)):
             of_block = [*block.parameters(), *block.buffers(), *_constants(block)]
             recorder.label(of_block, "parameters", number)
@@ -302,11 +408,14 @@ def _step(
     fake_mode: Any,
     owners: Mapping[nn.Parameter, int],
     counted: Sequence[tuple[nn.Module, int | None]],
+    *,
+    begins: bool,
 ) -> tuple[bool, set[nn.Parameter]]:
     """Record a step; whether its batch is packed, and the parameters that its backward reaches.
 
     Args:
         counted: blocks that run without gradients, and whether each stands for others: FROZEN.
+        begins: no micro-batch of the step has left gradients.
     """
     blocks = repeated_blocks(setup.model)
     recorder.mark("state")
@@ -335,7 +444,7 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating = (setup.config.gradient_accumulation_steps or 1) > 1
+    accumulating = (setup.config.gradient_accumulation_steps or 1) > 1 and not begins
     layout = setup.ranks.layout
     # Whether gradients wait for the last micro-batch, to be averaged over ranks.
     averaged_last = layout.replicate > 1 or bool(setup.config.lora_rank)
@@ -343,7 +452,7 @@ def _step(
     with ExitStack() as hooks:
         for number, block in enumerate(blocks):
             is_last = number == len(blocks) - 1
-            for handle in _mark_block(block, number, setup, recorder, last=is_last):
+            for handle in mark_block(block, number, setup, recorder, last=is_last):
                 hooks.callback(handle.remove)
 
         if waits:
@@ -362,9 +471,12 @@ def _step(
         for parameter in trained:
             hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for block, mark in counted:
-            handle = _mark_without_gradients(block, mark, setup, recorder)
+            handle = mark_without_gradients(block, mark, setup, recorder)
             hooks.callback(handle.remove)
 
+        if setup.part is not None:
+            Pipeline(setup).prepare(batch)
+            recorder.mark("state")
         recorder.phase = lambda: setup.progress.phase
         loss = accumulate(setup, batch)
 
@@ -405,61 +517,6 @@ def shape_here(parameter: nn.Parameter) -> torch.Size:
 def _layout(tensor: torch.Tensor) -> list[int]:
     """The strides of dims of more than one element."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-
-
-def _mark_block(
-    block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
-) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins, where the last one's ends, and where its
-    backward begins; all in one phase, that of the state, before the step."""
-
-    def mark(phase: str, number: int | None = None) -> None:
-        recorder.mark(phase if recorder.phase else "state", number)
-
-    def begin(*_: Any) -> None:
-        if setup.progress.phase == "forward" and torch.is_grad_enabled():
-            mark("forward", number)
-
-    def end(_: nn.Module, args: Any, output: Any) -> None:
-        if setup.progress.phase == "forward" and torch.is_grad_enabled():
-            if last:
-                mark("forward")
-            for value in tree_iter(output):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    value.register_hook(lambda _: mark("backward", number))
-                    break
-
-    yield block.register_forward_pre_hook(begin)
-    yield block.register_forward_hook(end)
-
-
-def _without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Module, int | None]]:
-    """The blocks of models that run without gradients, copies of the trained one or itself; FROZEN
-    beside those that stand for others."""
-    if depth is None:
-        return []
-
-    trained, *models = _of_one_depth(setup)
-    if setup.stand_ins or setup.tracing.whole_batch is not None:
-        models.append(trained)
-    blocks: list[tuple[nn.Module, int | None]] = []
-    for model in models:
-        for number, block in enumerate(repeated_blocks(model)):
-            blocks.append((block, FROZEN if number in depth.middle else None))
-    return blocks
-
-
-def _mark_without_gradients(
-    block: nn.Module, mark: int | None, setup: Setup, recorder: Recorder
-) -> Any:
-    """A hook that marks where a block that runs without gradients begins, and so where the one
-    before ends."""
-
-    def begin(*_: Any) -> None:
-        if setup.progress.phase == "forward" and not torch.is_grad_enabled():
-            recorder.mark("forward", mark)
-
-    return block.register_forward_pre_hook(begin)
 
 
 def _make_state(

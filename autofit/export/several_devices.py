@@ -19,6 +19,13 @@ REDUCED = "{} averages gradients in 16 bits, which were measured in float32"
 ON_CPU = "{} divides no weights on a CPU, and needs more memory than measured"
 
 
+_UNSPLIT = {
+    "tensor_parallel": "splits no layers",
+    "context_parallel": "splits no samples",
+    "pipeline_parallel": "has no pipelines",
+}
+
+
 def rows(
     data_parallel: Share,
     replicate: Share | None = None,
@@ -27,6 +34,7 @@ def rows(
     *,
     tensor: Share | None = None,
     context: Share | None = None,
+    pipeline: Share | None = None,
 ) -> dict[str, Share]:
     """The rows of a tool; what has none of its own is said by another, or is no split.
 
@@ -40,22 +48,18 @@ def rows(
         "fsdp_offload": offload or _covered,
         "tensor_parallel": tensor or partial(unsplit, knob="tensor_parallel"),
         "context_parallel": context or partial(unsplit, knob="context_parallel"),
+        "pipeline_parallel": pipeline or partial(unsplit, knob="pipeline_parallel"),
+        "pipeline_schedule": _covered,
     }
 
 
 def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
-    """`tensor_parallel` or `context_parallel` of a tool that does not split layers or samples, or
-    why it does not."""
+    """The degree of a tool that does not split layers, samples or models so, or why it does not."""
     degree = request.config.get(knob)
     if degree in (None, 1):
         return ToolKeys(as_measured=True)
 
-    if not why:
-        what = "samples"
-        if knob == "tensor_parallel":
-            what = "layers"
-        why = f"{request.title} splits no {what}"
-
+    why = why or f"{request.title} {_UNSPLIT[knob]}"
     fewer = f"trains on {degree} times fewer devices, each of which holds more than measured"
     return request.keys(knob, {}, f"{why}, and {fewer}", may_not_fit=True)
 

@@ -151,7 +151,7 @@ class Tool:
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
-    # of tensor_parallel and context_parallel, those that it has keys for
+    # of tensor_parallel, context_parallel and pipeline_parallel, those that it has keys for
     splits: tuple[str, ...] = ()
     # the key of experts' parameters that get adapters; empty: there is none
     expert_targets: str = ""

@@ -120,8 +120,12 @@ class Probe(ABC):
         own_samples = workload.effective_batch_size // setup.ranks.layout.dp_degree
         self.batch = workload.batch(own_samples)
 
-        # Two micro-batches: the second runs with gradients alive, so no later one needs more.
-        part = self.part(setup, 2)
+        # Two micro-batches: the second runs with gradients alive, so no later one needs more. Of a
+        # pipeline as many more as are under way at once.
+        enough = 2
+        if setup.part is not None:
+            enough += setup.part.count
+        part = self.part(setup, enough)
         first = part
         if self.begins_small() and workload.traits and workload.traits.splits:
             few = min(_FEW_SAMPLES, sample_count(part, workload.split))
@@ -163,7 +167,8 @@ class Probe(ABC):
             return self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
 
         accumulation = setup.config.gradient_accumulation_steps or 1
-        if accumulation <= COMPOSED_MICRO_BATCHES:
+        # Of a pipeline no micro-batch takes a time of its own.
+        if accumulation <= COMPOSED_MICRO_BATCHES or setup.part is not None:
             return Stepper(self.request.plan, whole, None)
 
         part = self.part(setup, COMPOSED_MICRO_BATCHES)

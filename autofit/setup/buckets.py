@@ -1,7 +1,6 @@
-"""Buckets of gradients, as DistributedDataParallel keeps them: a stand-in in Python, for tensors
-without values.
-
-DDP's own reducer is C++ and reads what it adds up.
+"""Buckets of gradients: a stand-in for DistributedDataParallel's in Python, for tensors without
+values, whose own reducer is C++ and reads what it adds up; and those of a stage of a pipeline, where
+DDP cannot tell which of several open backwards is the last one of a step.
 """
 
 from collections.abc import Set
@@ -39,6 +38,42 @@ def bucketed(setup: Setup, reached: Set[nn.Parameter]) -> None:
             bucket.is_last = is_last
 
     setup.exchange.sync_gradients = sync
+
+
+def averaged_at_end(setup: Setup, *, traced: bool = False) -> None:
+    """Average gradients over the ranks that hold the same stage, when all backwards are over.
+
+    What no rank has a gradient for stays without one.
+
+    Args:
+        traced: nobody can be asked for numbers: all ranks have the same gradients.
+    """
+    trained = [parameter for _, parameter in setup.trainable()]
+    ranks = setup.ranks
+
+    def average() -> None:
+        has_one = [float(weight.grad is not None) for weight in trained]
+        if not traced:
+            flags = torch.tensor(has_one, device=setup.device)
+            has_one = ranks.sum_of_stage(flags).tolist()
+        reached = [weight for weight, count in zip(trained, has_one, strict=True) if count]
+        for weight in reached:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+
+        assignment, _ = dist._compute_bucket_assignment_by_size(reached, [_BUCKET_BYTES])
+        for numbers in assignment:
+            gradients = [reached[number].grad for number in numbers]
+            flat = torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
+            parts = ranks.sum_of_stage(flat).div_(ranks.layout.stage_world)
+            sizes = [reached[number].numel() for number in numbers]
+            for number, part in zip(numbers, parts.split(sizes), strict=True):
+                weight = reached[number]
+                assert weight.grad is not None, "all of them have one"
+                weight.grad.copy_(part.view_as(weight))
+
+    if trained:
+        setup.exchange.after_backward.append(average)
 
 
 class _Bucket:

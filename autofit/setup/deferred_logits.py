@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 from autofit.core.errors import RefusedError
 from autofit.setup.adapters import base_of
 from autofit.setup.layers import output_head
+from autofit.setup.model_part import forward_alone
 from autofit.setup.state import Setup, evaluation_mode
 
 FEW_TOKENS = 16  # enough to tell one loss from another
@@ -422,7 +423,8 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
 def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
     """The loss of a batch cut to a few tokens, to compare a model before and after a change.
 
-    Without dropout or ignored labels. NaN where a batch is no mapping of tensors.
+    Without dropout or ignored labels. NaN where a batch is no mapping of tensors. On a stage of a
+    pipeline without a loss, the norm of what it passes on.
 
     Raises:
         RefusedError: where the model returns no loss.
@@ -442,10 +444,15 @@ def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
     if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
         on_device["labels"] = labels.clamp(min=0)
 
+    def forward() -> Any:
+        return workload.loss(model, on_device) if workload.loss else model(**on_device)
+
     with evaluation_mode(model), setup.step_context(), setup.forward_context():
-        output = workload.loss(model, on_device) if workload.loss else model(**on_device)
+        output = forward_alone(model, setup.part, forward)
     setup.exchange.reshard()
 
+    if setup.part is not None and not setup.part.is_last:
+        return float(output.float().norm())
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise RefusedError(

@@ -16,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autofit.core.tasks import task_of
+from autofit.setup.model_part import Elsewhere
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
 # Methods that run before weights are quantised; the last one is diffusers', for inference.
@@ -191,8 +192,10 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
                 repeats = True
             elif any(type(part).__name__ in named for part in module.modules()):
                 continue
+        has_parts = any(_has_any(child.children()) for child in children)
+        is_stage = any(isinstance(child, Elsewhere) for child in module)  # perhaps of one block
 
-        if repeats and any(_has_any(child.children()) for child in children):
+        if (repeats and has_parts) or is_stage:
             # a block with shared weights appears several times
             for child in dict.fromkeys(children):
                 blocks.append(child)

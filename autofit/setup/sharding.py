@@ -31,7 +31,8 @@ from autofit.setup.layers import output_head, repeated_blocks
 from autofit.setup.split_layers import Styles, check_alike, norm_of, split_layers, styles_of
 from autofit.setup.state import Setup
 
-_LOW_FORMATS = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+# By precision, what weights are gathered in that are stored in 32 bits.
+LOW_FORMATS = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 # What PyTorch says where a model's code does not meet what FSDP or split layers expect.
 _MIXED = "mixed torch.Tensor and DTensor"
@@ -135,6 +136,8 @@ def _divide_when_made(setup: Setup, model: nn.Module, styles: Styles, *, restore
     for group in groups:
         parts = list(group.modules())
         own = _uses(parts)
+        if setup.part is not None and not own:
+            continue  # another stage holds them
         is_alone = all(uses[parameter] == count for parameter, count in own.items())
         if not is_alone or not rest.keys() >= set(parts):
             continue  # tied weights are the root's, an embedding in a block is the block's
@@ -303,8 +306,8 @@ def _fsdp_options(setup: Setup) -> dict[str, Any]:
         dimensions = ("replicate", "shard")
 
     precision = MixedPrecisionPolicy()
-    if config.precision in _LOW_FORMATS:
-        low = _LOW_FORMATS[config.precision]
+    if config.precision in LOW_FORMATS:
+        low = LOW_FORMATS[config.precision]
         precision = MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False)
 
     offload = OffloadPolicy()

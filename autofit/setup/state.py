@@ -18,6 +18,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.workload import TRAINED, Hyperparameters, Workload
 from autofit.distributed import Ranks
+from autofit.setup.model_part import ModelPart
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
@@ -39,6 +40,13 @@ class WeightPlan:
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # Called as soon as all weights of a module are there, in the order of registration.
     on_materialized: list[tuple[nn.Module, Callable[[], Any]]] = field(default_factory=list)
+
+    def dtype_of(self, weight: torch.Tensor) -> torch.dtype:
+        """What a trained or frozen weight is stored in."""
+        if not weight.is_floating_point():
+            return weight.dtype
+        wanted = self.trainable_dtype if weight.requires_grad else self.frozen_dtype
+        return wanted or weight.dtype
 
 
 @dataclass
@@ -80,6 +88,9 @@ class Tracing:
     is_sampled: bool = False  # whether its blocks stand for those of a deeper model
     # The samples of the batch of which one micro-batch is traced, where its loss needs all at once.
     whole_batch: int | None = None
+    # Whether the model has the blocks of one stage of a pipeline, and one more at each side where
+    # other stages follow, instead of all.
+    is_stage: bool = False
     slices: Slices | None = None  # replaces the chunks of a loss, where not all are wanted
     # Marks a tensor as the host's, since fake tensors are all on one device.
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
@@ -102,6 +113,7 @@ class Setup:
     # Further names under which the loss finds a model: the function of one there is already.
     stand_ins: dict[str, Callable[..., Any]] = field(default_factory=dict)
     ranks: Ranks = field(default_factory=Ranks)
+    part: ModelPart | None = None  # what this rank holds, where a model is cut into stages
     micro_batch_size: int = 1
     weights: WeightPlan = field(default_factory=WeightPlan)
     tracing: Tracing = field(default_factory=Tracing)
@@ -144,9 +156,16 @@ class Setup:
         return {TRAINED: self.model, **self.frozen, **self.stand_ins}
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters that are trained; tied weights appear once."""
+        """Names and parameters that are trained; tied weights appear once.
+
+        Of a stage of a pipeline, names are those of the whole model.
+        """
         named = self.model.named_parameters()
-        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        if self.part is None:
+            return trained
+        tied = self.part.tied
+        return [(tied.get(parameter, name), parameter) for name, parameter in trained]
 
     def trained_values(self) -> list[tuple[str, torch.Tensor]]:
         """Names and values of what is trained, wherever they are."""

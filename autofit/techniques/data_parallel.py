@@ -9,7 +9,7 @@ from functools import partial
 from autofit.core.knobs.data_parallel import KNOB
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
-from autofit.setup.buckets import bucketed
+from autofit.setup.buckets import averaged_at_end, bucketed
 from autofit.setup.sharding import NEW_ENOUGH, replicated, sharded
 
 
@@ -68,19 +68,23 @@ class DataParallel(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         if value != "ddp":
             sharded(setup)
+        elif setup.part is not None:
+            setup.when_built.append(partial(averaged_at_end, setup))
         else:
             setup.exchange.replicate = partial(replicated, setup)
 
     def trace(self, setup: Setup, value: Value) -> None:
         if value != "ddp":
             sharded(setup, traced=True)
+        elif setup.part is not None:
+            setup.when_built.append(partial(averaged_at_end, setup, traced=True))
         else:
             setup.exchange.replicate = partial(bucketed, setup)
 
 
 def _refused_beside_replicas(config: Config, layout: Layout) -> str | None:
     """Why weights of this config cannot be held by every device."""
-    if layout.world > layout.dp_degree:
+    if layout.stage_world > layout.dp_degree:
         return "ddp was not tried beside tensor_parallel or context_parallel; use fsdp."
     if config.optimizer_in_backward:
         return (

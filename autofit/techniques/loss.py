@@ -115,6 +115,9 @@ class Loss(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
+        if setup.part is not None and not setup.part.is_last:  # a stage without a loss
+            return
+
         if setup.workload.loss is not None:
             _defer_to_own_loss(setup, token_slices)
             return
@@ -138,6 +141,9 @@ class Loss(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers; Liger's kernels have a stand-in."""
+        if setup.part is not None and not setup.part.is_last:
+            return
+
         slices = setup.tracing.slices or functools.partial(token_slices, rows=ROWS[str(value)])
         if setup.workload.loss is not None:
             _defer_to_own_loss(setup, slices)

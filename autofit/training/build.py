@@ -1,6 +1,7 @@
 """build: a Workload and a Config become a Setup that can train, for probes and for users alike."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.frozen_models import make_frozen_models
 from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.model_state import set_for_training
+from autofit.training.pipeline_cut import cut_into_stages
 from autofit.training.step import reached
 
 
@@ -53,9 +55,10 @@ def build(
         ranks=Ranks.of(Layout.of(canonical), device),
     )
     try:
-        adapt(setup)
-        materialize(setup)
-        finish(setup)
+        with _on_all_stages(setup):
+            adapt(setup)
+            materialize(setup)
+            finish(setup)
     except BaseException as error:
         # Undo what was done to the user's model so far. With other ranks only where they refuse the
         # config, too: else they would be waited for in vain.
@@ -63,16 +66,30 @@ def build(
             setup.close()
         raise
 
+    if setup.part is not None:
+        setup.part.is_built = True
     if setup.ranks.are_several:
         # dropout of other samples is another one
         torch.manual_seed(setup.hyperparameters.seed + setup.ranks.dp_rank)
     return setup
 
 
+@contextmanager
+def _on_all_stages(setup: Setup) -> Iterator[None]:
+    """Fail on all stages of a pipeline where one fails inside: each of them builds something else."""
+    if setup.ranks.layout.pipeline == 1:
+        yield
+        return
+    with setup.ranks.together("to build the model"):
+        yield
+
+
 def adapt(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
     make_frozen_models(setup)
-    _apply(setup, Stage.WEIGHTS, Stage.SHARD, traced)
+    _apply(setup, Stage.WEIGHTS, Stage.ADAPT, traced)
+    cut_into_stages(setup)
+    _apply(setup, Stage.SHARD, Stage.SHARD, traced)
 
 
 def finish(setup: Setup, *, traced: bool = False) -> None:

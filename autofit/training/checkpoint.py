@@ -52,7 +52,7 @@ from autofit.training.checkpoint_schema import (
     check_state,
     check_tensors,
 )
-from autofit.training.host_tensors import Tensors, bytes_of, detached
+from autofit.training.host_tensors import Tensors, bytes_of, detached, gathered
 from autofit.training.optimizer_schema import OptimizerSchema
 
 _ANEW = "Train again without resume."
@@ -130,6 +130,8 @@ def contents_to_save(setup: Setup, data_state: Any = None) -> tuple[Contents, Te
         if by_name is not None:
             tensors, optimizer_numbers = by_name
             parts |= tensors
+            if setup.part is not None:  # of the weights of all stages
+                optimizer_numbers = ranks.joined(optimizer_numbers)
 
     state = {
         "names": sharded_state.names_of(setup),
@@ -144,8 +146,11 @@ def contents_to_save(setup: Setup, data_state: Any = None) -> tuple[Contents, Te
     files: Contents = {state_file(ranks.rank): text}
     if optimizer_numbers is None:
         files[optimizer_file(ranks.rank)] = setup.optimizer.state_dict()
+    buffers = dict(setup.model.named_buffers())
+    if setup.part is not None:
+        buffers = gathered(buffers, ranks)
     if ranks.is_first:
-        files[BUFFERS] = detached(setup.model.named_buffers())
+        files[BUFFERS] = detached(buffers.items())
 
     if not ranks.are_several:
         files[WEIGHTS] = detached(setup.trained_values())
@@ -163,13 +168,20 @@ def frozen_digest(setup: Setup) -> str:
         if not parameter.requires_grad:
             frozen.add(name)
 
-    digest = hashlib.sha256()
+    some: dict[str, bytes] = {}
     for name, tensor in setup.model.state_dict().items():
         is_plain = tensor.is_floating_point() and tensor.itemsize > 1
         if name in frozen and is_plain and tensor.numel():
             stride = -(-tensor.numel() // _SAMPLES)
             values = whole(tensor.detach()).reshape(-1)[::stride]
-            digest.update(name.encode() + bytes_of(values))
+            some[name] = bytes_of(values)
+
+    if setup.part is not None:  # as one device goes through all stages
+        of_all = setup.ranks.joined(some)
+        some = {name: of_all[name] for name in setup.part.names if name in of_all}
+    digest = hashlib.sha256()
+    for name, values_of_one in some.items():
+        digest.update(name.encode() + values_of_one)
     return digest.hexdigest()[:16]
 
 
@@ -246,6 +258,7 @@ def load(setup: Setup, directory: Path) -> Loaded:
 
             _check_agreement(path, _config_differences(setup, label))
             contents |= checkpoint_files.read_contents(path, label, setup.ranks)
+            _leave_to_stages(setup, contents)
             check_state(setup, contents, label)
         if is_damaged():
             continue
@@ -270,6 +283,32 @@ def load(setup: Setup, directory: Path) -> Loaded:
         f"there is no checkpoint to resume in {directory}.",
         "Leave out resume, or check the directory.",
     )
+
+
+def _leave_to_stages(setup: Setup, contents: Contents) -> None:
+    """Drop what other stages of a pipeline read of a checkpoint of the whole model."""
+    part = setup.part
+    if part is None:
+        return
+
+    own = {name for name, _ in setup.trainable()}
+    others = {name for name in part.names if name not in own}
+    for kind in (WEIGHTS, PARTS):
+        tensors = contents.get(kind, {})
+        for path in list(tensors):
+            if sharded_state.weight_of(path) in others:
+                del tensors[path]
+
+    held = {name for name, _ in setup.model.named_buffers()}
+    buffers = contents[BUFFERS]
+    for name in list(buffers):
+        if name in part.buffers and name not in held:
+            del buffers[name]
+    numbers = contents.get("optimizer_numbers")
+    if isinstance(numbers, dict):
+        contents["optimizer_numbers"] = {
+            name: entry for name, entry in numbers.items() if name not in others
+        }
 
 
 def state_of(setup: Setup) -> dict[str, Any]:

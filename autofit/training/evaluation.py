@@ -19,7 +19,7 @@ from autofit.training.inspect import blamed_on
 from autofit.training.local_batch import local_batch
 from autofit.training.replay import has_representations
 from autofit.training.step import loss_value
-from autofit.training.strategy import strategy_of
+from autofit.training.strategies import strategy_of
 from autofit.training.workload import batches_of, put_back
 
 # What a metric gives of the outputs of a forward and its batch, or of the model and the loader.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from autofit.core.errors import InputError
@@ -60,13 +61,14 @@ def each_once(tensors: Tensors) -> Tensors:
 def gathered(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Tensors:
     """Whole tensors, in the first rank's host memory, one after the other; tied ones stay the same.
 
-    Several ranks call this together, and others than the first get none. On one device, the tensors
-    stay as they are.
+    Several ranks call this together, and others than the first get none. Of a pipeline, the first
+    rank gets those of all stages. On one device, the tensors stay as they are.
     """
     if not ranks.are_several:
         return dict(tensors)
 
-    found = {}
+    found: Tensors = {}
+    is_held = ranks.rank % ranks.layout.stage_world == 0  # by the first of the stage
     names: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
         local = tensor
@@ -78,8 +80,25 @@ def gathered(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Tensors:
 
         if first == name:
             full = whole(tensor.detach())
-            if ranks.is_first:
+            if is_held:
                 found[name] = full.cpu()
-        elif ranks.is_first:
+        elif is_held:
             found[name] = found[first]
-    return found
+
+    if ranks.layout.pipeline > 1:
+        _send_to_first(found, ranks)
+    return found if ranks.is_first else {}
+
+
+def _send_to_first(found: Tensors, ranks: Ranks) -> None:
+    """Give the first rank what the first ones of other stages have found."""
+    own = {(ranks.rank, name): (tensor.shape, tensor.dtype) for name, tensor in found.items()}
+    for (rank, name), (shape, dtype) in ranks.joined(own).items():
+        if rank == 0:
+            continue
+        if rank == ranks.rank:
+            dist.send(found[name].contiguous(), 0)
+        elif ranks.is_first:
+            received = torch.empty(shape, dtype=dtype)
+            dist.recv(received, rank)
+            found.setdefault(name, received)

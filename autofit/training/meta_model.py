@@ -115,6 +115,8 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
     a module is whole, what `setup.weights.on_materialized` asks for it is done.
     """
     done: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
+    elsewhere = _weights_elsewhere(setup)
+    held = {weight: weight for weight in setup.model.parameters()} if elsewhere else {}
 
     modules = [module for model in setup.all_models() for module in model.modules()]
     position = {module: number for number, module in enumerate(modules)}
@@ -128,9 +130,44 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
     for number, module in enumerate(modules):
         if values and module in models:  # so that a copy of the model gets its values
             generator = torch.Generator(setup.device).manual_seed(setup.hyperparameters.seed)
+        for name, parameter in elsewhere.pop(module, ()):
+            if parameter in held and parameter not in done:  # tied to one that this stage has
+                held[parameter] = done[parameter] = _placed(parameter, name, setup, generator)
+            elif parameter not in done and parameter not in held:
+                _skip_draws(setup, parameter, name, generator)
+                held[parameter] = parameter
         _materialize_one(setup, module, done, generator)
         for action in actions[number]:
             action()
+
+
+def _weights_elsewhere(setup: Setup) -> dict[nn.Module, list[tuple[str, nn.Parameter]]]:
+    """The weights that other stages of a pipeline hold, by the module at which they are drawn."""
+    part = setup.part
+    if part is None:
+        return {}
+
+    found: dict[nn.Module, list[tuple[str, nn.Parameter]]] = {}
+    for absent in part.absent:
+        found.setdefault(absent.module, []).append((absent.name, absent.weight))
+    for number, block in enumerate(part.whole):
+        if number not in part.own:
+            found[part.blocks[number]] = list(block.named_parameters())
+    return found
+
+
+def _skip_draws(
+    setup: Setup, parameter: nn.Parameter, name: str, generator: torch.Generator | None
+) -> None:
+    """Draw what another stage draws for a weight, so that what follows gets the same values."""
+    if generator is None or not parameter.is_meta:
+        return
+
+    shape = parameter.shape
+    if len(shape) >= 2 and parameter.is_contiguous():
+        shape = torch.Size([1, min(parameter.numel(), _DRAWN)])
+    dtype = setup.weights.dtype_of(parameter)
+    _fill(torch.empty(shape, dtype=dtype, device=setup.device), name, generator)
 
 
 def _materialize_one(
@@ -182,12 +219,7 @@ def _placed(
     parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None
 ) -> nn.Parameter:
     """A parameter on the device, in the dtype of trained or of frozen weights."""
-    dtype = parameter.dtype
-    if parameter.is_floating_point():
-        weights = setup.weights
-        wanted = weights.trainable_dtype if parameter.requires_grad else weights.frozen_dtype
-        dtype = wanted or dtype
-
+    dtype = setup.weights.dtype_of(parameter)
     if parameter.device.type == "meta":
         # By its layout, not `empty_like`: PyTorch 2.11 has no fake tensors for a library's own
         # class (Int8Params).

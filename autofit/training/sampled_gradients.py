@@ -15,7 +15,7 @@ from autofit.data.batch import map_tensors
 from autofit.data.trial_batches import TRIAL_SAMPLES
 from autofit.setup import Setup
 from autofit.training.recorded_draws import RecordedDraws
-from autofit.training.strategy import strategy_of
+from autofit.training.strategies import strategy_of
 from autofit.training.varied_outcomes import VariedOutcomes
 
 _COORDINATES = 2048  # of each weight's gradient that are compared

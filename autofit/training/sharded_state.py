@@ -71,6 +71,11 @@ def is_of_optimizer(name: str) -> bool:
     return name.startswith(_OPTIMIZER)
 
 
+def weight_of(name: str) -> str:
+    """The weight that a tensor of a checkpoint is, or whose optimizer state it is."""
+    return _owner_and_key(name)[0] if is_of_optimizer(name) else name
+
+
 def optimizer_state(setup: Setup) -> tuple[Tensors, Entries] | None:
     """The optimizer's state: tensors by their names in a file, and numbers.
 
@@ -173,6 +178,8 @@ def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
     weights = dict(setup.trainable())
     entries = {}
     for name, whole in entries_by_name(state).items():
+        if setup.part is not None and name not in weights:
+            continue  # another stage's
         weight = weights[name].detach()
         own = dict(whole)
 

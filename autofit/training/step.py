@@ -10,7 +10,7 @@ from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.training import random_state
 from autofit.training.local_batch import LocalBatch
-from autofit.training.strategy import strategy_of
+from autofit.training.strategies import strategy_of
 
 
 def train_step(setup: Setup, batch: Any) -> torch.Tensor:
@@ -42,7 +42,7 @@ def update(setup: Setup) -> bool:
         return setup.stepped_in_backward()
 
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if all(parameter.grad is None for parameter in trained):
+    if setup.part is None and all(parameter.grad is None for parameter in trained):
         return False  # no valid label in the whole batch, which a scaler does not accept
 
     setup.progress.phase = "update"
@@ -52,7 +52,15 @@ def update(setup: Setup) -> bool:
             scaler.unscale_(optimizer)
         host_params = setup.host_params()
         clipped = [host_params.get(parameter, parameter) for parameter in trained]
-        setup.progress.gradient_norm = clip(clipped, max_norm)
+        tied: list[nn.Parameter] = []
+        if setup.part is not None:
+            tied = list(setup.part.tied)
+        setup.progress.gradient_norm = clip(
+            clipped,
+            max_norm,
+            stages=setup.ranks.layout.pipeline,
+            twice=[host_params.get(parameter, parameter) for parameter in tied],
+        )
 
     is_stepped = True
     if scaler:

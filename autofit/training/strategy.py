@@ -21,13 +21,6 @@ from autofit.training.loss import loss_and_count, on_device, sums_over_batch
 from autofit.training.replay import Replay, is_replayed
 
 
-def strategy_of(setup: Setup) -> "SingleDevice":
-    """The strategy for as many devices as the setup trains on."""
-    if setup.ranks.are_several:
-        return DataParallel(setup)
-    return SingleDevice(setup)
-
-
 class SingleDevice:
     """The steps of one device. Holds nothing but the setup, which may change between steps."""
 
@@ -250,12 +243,12 @@ class DataParallel(SingleDevice):
         return ranks.sum_of(sums) * ranks.layout.dp_degree / ranks.layout.world
 
     def _agree(
-        self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any
+        self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any = None
     ) -> tuple[int, list[torch.Tensor]]:
         """How many forwards each rank makes.
 
-        Also the loss of the first one, where that ran while ranks exchanged what they have: on two
-        CPU ranks, to ask costs a step of 250 ms about 1.5 %.
+        Also the loss of the first one, if it is given, where that ran while ranks exchanged what
+        they have: on two CPU ranks, to ask costs a step of 250 ms about 1.5 %.
         """
         setup = self.setup
         ranks = setup.ranks
@@ -267,7 +260,8 @@ class DataParallel(SingleDevice):
         early = []
         answer = ranks.asked(own_terms, micro_batches)
         # A GPU would have to end the forward before; that of ddp asks whether gradients are averaged.
-        if setup.device.type == "cpu" and setup.exchange.replicate is None:
+        is_free = setup.device.type == "cpu" and setup.exchange.replicate is None
+        if first is not None and is_free:
             early.append(self.forward(first)[0])
 
         all_terms, most = answer()

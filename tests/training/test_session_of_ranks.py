@@ -33,6 +33,8 @@ BATCH, STEPS, MIDDLE = 12, 5, 3
 LR = 1e-2
 FSDP = {"data_parallel": "fsdp", "micro_batch_size": 2}
 DDP = {"data_parallel": "ddp", "micro_batch_size": 2}
+PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 2}
+WORLDS = {"fsdp": (1, 2, 3, 4), "ddp": (1, 2), "pipeline": (1, 2, 4)}
 Answer = tuple[list[float], list[float], list[str]]
 
 
@@ -77,13 +79,13 @@ def whole() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("knobs", [FSDP, DDP], ids=["fsdp", "ddp"])
+@pytest.mark.parametrize(("kind", "knobs"), [("fsdp", FSDP), ("ddp", DDP), ("pipeline", PIPELINE)])
 def test_a_run_goes_on_with_any_number_of_ranks(
-    knobs: dict[str, Any], whole: list[float], tmp_path: Path
+    kind: str, knobs: dict[str, Any], whole: list[float], tmp_path: Path
 ) -> None:
     for losses, _, _ in on_ranks(2, session, knobs, tmp_path / "2", MIDDLE):
         assert losses == pytest.approx(whole[:MIDDLE], abs=LOSS)
-    for world in (1, 2, 3, 4) if knobs == FSDP else (1, 2):
+    for world in WORLDS[kind]:
         folder = shutil.copytree(tmp_path / "2", tmp_path / f"2-{world}")
         for losses, _, notes in on_ranks(world, session, knobs, folder):
             assert losses == pytest.approx(whole, abs=LOSS)
@@ -99,9 +101,12 @@ def test_a_run_of_split_layers_goes_on_with_fewer_ranks(whole: list[float], tmp_
         assert not [note for note in notes if "damaged" in note]
 
 
-def test_a_run_of_one_device_goes_on_with_two(whole: list[float], tmp_path: Path) -> None:
+@pytest.mark.parametrize("knobs", [FSDP, PIPELINE], ids=["fsdp", "pipeline"])
+def test_a_run_of_one_device_goes_on_with_two(
+    knobs: dict[str, Any], whole: list[float], tmp_path: Path
+) -> None:
     on_ranks(1, session, {"micro_batch_size": 2}, tmp_path, MIDDLE)
-    for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
+    for losses, _, _ in on_ranks(2, session, knobs, tmp_path):
         assert losses == pytest.approx(whole, abs=LOSS)
 
 
@@ -174,14 +179,19 @@ def test_state_of_own_parts_goes_on_with_as_many_ranks_only(tmp_path: Path) -> N
     assert [losses for losses, _, _ in on_ranks(2, session, knobs, tmp_path)] == [expected] * 2
 
 
+QLORA = {"lora_rank": 2, "quantization": "nf4" if NEW_ENOUGH else "none"}
+
+
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"lora_rank": 2, "quantization": "nf4" if NEW_ENOUGH else "none"}],
-    ids=["full", "adapters"],
+    ("knobs", "more"),
+    [(FSDP, {}), (FSDP, QLORA), (PIPELINE, {}), (PIPELINE, QLORA)],
+    ids=["full", "adapters", "full, pipeline", "adapters, pipeline"],
 )
-def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_saved_is_what_one_device_saves(
+    knobs: dict[str, Any], more: dict[str, Any], tmp_path: Path
+) -> None:
     on_ranks(1, session, {"micro_batch_size": 2} | more, tmp_path / "1")
-    on_ranks(2, session, FSDP | more, tmp_path / "2")
+    on_ranks(2, session, knobs | more, tmp_path / "2")
     files = (next((tmp_path / each / "model").glob("*.safetensors")) for each in "12")
     expected, found = map(safetensors.torch.load_file, files)
     assert found.keys() == expected.keys()
@@ -194,11 +204,11 @@ def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: 
     assert len(lines) == STEPS, "one rank writes them"
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_evaluations_are_those_of_one_device(world: int) -> None:
+@pytest.mark.parametrize(("world", "knobs"), [(2, FSDP), (3, FSDP), (2, PIPELINE)])
+def test_evaluations_are_those_of_one_device(world: int, knobs: dict[str, Any]) -> None:
     options = (None, STEPS, ignored, True)
     ((_, expected, _),) = on_ranks(1, session, {"micro_batch_size": 2}, *options)
-    for _, found, _ in on_ranks(world, session, FSDP, *options):
+    for _, found, _ in on_ranks(world, session, knobs, *options):
         assert found == pytest.approx(expected, abs=LOSS)
 
 

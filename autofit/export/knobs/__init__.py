@@ -33,6 +33,9 @@ _ELSEWHERE = (
 )
 
 
+_WHOLE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+
+
 def _whole(knob: str, case: Case) -> Fragments | None:
     """Nothing where it splits nothing; what else it does has no lines."""
     return Fragments() if case.config[knob] == 1 else None
@@ -57,5 +60,5 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "optimizer_in_backward": optimizer_in_backward,
     "compile": compiled,
     "data_parallel": data_parallel,
-    **{knob: partial(_whole, knob) for knob in ("tensor_parallel", "context_parallel")},
+    **{knob: partial(_whole, knob) for knob in _WHOLE},
 }

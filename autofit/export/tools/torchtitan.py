@@ -241,11 +241,37 @@ def _dropout(request: Request) -> ToolKeys:
     return request.keys("lora_dropout", {}, "torchtitan's adapters have none")
 
 
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+
+
+def _pipeline(request: Request) -> ToolKeys:
+    """Stages of a model, which torchtitan cuts by the number of its layers."""
+    schedule = _SCHEDULES.get(str(request.config.get("pipeline_schedule")))
+    return several_devices.split(
+        request,
+        "pipeline_parallel",
+        "parallelism.pipeline_parallel_degree",
+        "torchtitan cuts stages by the number of layers, autofit by what they compute",
+        {
+            "parallelism.pipeline_parallel_schedule": schedule,
+            "parallelism.pipeline_parallel_microbatch_size": request.config.micro_batch_size,
+        },
+    )
+
+
+def _local_batch(request: Request) -> ToolKeys:
+    """What a device sees at once: of a pipeline all micro-batches of a step."""
+    samples = int(request.config.micro_batch_size or 1)
+    if request.source.layout.pipeline > 1:
+        samples *= int(request.config.gradient_accumulation_steps or 1)
+    return ToolKeys({"training.local_batch_size": samples})
+
+
 TOOL = Tool(
     title="torchtitan",
     versions=("0.3.0",),
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module {module} --config autofit",
-    splits=("tensor_parallel", "context_parallel"),
+    splits=("tensor_parallel", "context_parallel", "pipeline_parallel"),
     run_several="{torchrun} -m torchtitan.train --module {module} --config autofit",
     tasks=LANGUAGE_MODELS,
     packs=True,
@@ -275,9 +301,10 @@ TOOL = Tool(
                 "parallelism.context_parallel_degree",
                 several_devices.RING.format("torchtitan"),
             ),
+            pipeline=_pipeline,
         ),
         "precision": _precision,
-        **shared.values(micro_batch_size="training.local_batch_size"),
+        "micro_batch_size": _local_batch,
         "gradient_accumulation_steps": lambda request: shared.global_batch(
             request, "training.global_batch_size"
         ),

@@ -1,0 +1,153 @@
+"""The stages of a pipeline: what micro-batches hold that are under way beside the traced one, and how
+long a step takes in which stages wait for one another.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autofit.estimate.recorder import Event
+from autofit.estimate.step_trace import Trace
+from autofit.training.pipeline import under_way_in
+
+# The labels of what a micro-batch has for itself; weights and their like have others.
+_OWN = (None, "inputs")
+_LOSS_BYTES = 4  # of each micro-batch, which the last stage keeps
+_GRADIENT_BUFFERS = 2  # of what is received from the stage behind
+
+
+def with_others_under_way(
+    traced: Trace, stage: int, stages: int, under_way: int, micro_batches: int
+) -> Trace:
+    """A stage's trace that also has what the other micro-batches hold, as its `whole`.
+
+    Each holds what the traced one has made in its forward and still holds when its backward begins,
+    and what it has received.
+
+    Args:
+        traced: one micro-batch through the stage, which is one of so many.
+        under_way: how many have begun there and not ended, at most.
+        micro_batches: of a step.
+    """
+    step = traced.whole or traced
+    others = under_way - 1
+    start = step.start("forward")
+    backward = step.start("backward")
+    # Behind the last gradient ranks may average them, when no other micro-batch is under way.
+    update = step.start("update")
+    completed = [number for number in step.completed.values() if backward <= number <= update]
+    end = max(completed, default=update)
+
+    sizes: dict[int, int] = {}
+    made: list[int] = []
+    for number, event in enumerate(step.events[:backward]):
+        if number >= start and event.storage not in sizes:
+            made.append(event.storage)
+        sizes[event.storage] = event.nbytes
+    held = [
+        sizes[storage] for storage in made if sizes[storage] and step.labels.get(storage) in _OWN
+    ]
+
+    storage = 1 + max((event.storage for event in step.events), default=0)
+    begun: list[Event] = []
+    ended: list[Event] = []
+    labels = dict(step.labels)
+    for nbytes in held * others:
+        labels[storage] = "inputs"
+        begun.append(Event(storage, nbytes))
+        ended.append(Event(storage, 0))
+        storage += 1
+    several = micro_batches > 1
+    beside = []
+    if stage > 0:  # buffers, and the gradient that was sent last
+        beside += [traced.passed_bytes] * (others + several)
+    if stage < stages - 1:
+        beside += [traced.passed_bytes] * (min(micro_batches, _GRADIENT_BUFFERS) - 1)
+        in_turn = traced.config.pipeline_schedule == "gpipe" and several
+        if in_turn or micro_batches - under_way > 1:  # with gloo, what was passed on last but one
+            beside.append(traced.passed_bytes)
+    else:
+        beside += [_LOSS_BYTES] * (micro_batches - 1)
+    for nbytes in beside:
+        labels[storage] = "inputs"
+        begun.append(Event(storage, nbytes))
+        storage += 1
+
+    def moved(number: int) -> int:
+        """Where what was before an event is now."""
+        return number + len(begun) * (number >= start) + len(ended) * (number >= end)
+
+    whole = replace(
+        step,
+        events=(*step.events[:start], *begun, *step.events[start:end], *ended, *step.events[end:]),
+        marks=tuple(replace(mark, events=moved(mark.events)) for mark in step.marks),
+        completed={storage: moved(number) for storage, number in step.completed.items()},
+        products={phase: moved(number) for phase, number in step.products.items()},
+        labels=labels,
+        reserved={},
+        whole=None,
+    )
+    return replace(traced, whole=whole, reserved={})
+
+
+def seconds_of_schedule(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    passing: Sequence[float],
+    micro_batches: int,
+    schedule: str,
+) -> float:
+    """How long all micro-batches of a step take in a pipeline, whose stages wait for one another.
+
+    A forward begins when the stage is free and the stage before has passed on what it needs; a
+    backward, when the stage behind has.
+
+    Args:
+        forward, backward: seconds of one micro-batch in each stage.
+        passing: seconds that an activation or a gradient takes from each stage to the next.
+        schedule: "1f1b" or "gpipe".
+    """
+    stages = len(forward)
+    orders = [list(_order(stage, stages, micro_batches, schedule)) for stage in range(stages)]
+    ended: dict[tuple[str, int, int], float] = {}  # by what, stage and micro-batch
+    free = [0.0] * stages
+    done = [0] * stages
+
+    def ready(stage: int, what: str, number: int) -> float | None:
+        """When a micro-batch has what it needs; None where that is not known yet."""
+        if what == "forward":
+            if stage == 0:
+                return 0.0
+            before = ended.get((what, stage - 1, number))
+            return None if before is None else before + passing[stage - 1]
+
+        if stage == stages - 1:
+            return ended[("forward", stage, number)]
+        behind = ended.get((what, stage + 1, number))
+        return None if behind is None else behind + passing[stage]
+
+    while any(count < len(order) for count, order in zip(done, orders, strict=True)):
+        for stage, order in enumerate(orders):
+            while done[stage] < len(order):
+                what, number = order[done[stage]]
+                start = ready(stage, what, number)
+                if start is None:
+                    break
+                took = forward[stage] if what == "forward" else backward[stage]
+                free[stage] = max(free[stage], start) + took
+                ended[(what, stage, number)] = free[stage]
+                done[stage] += 1
+    return max(free)
+
+
+def _order(stage: int, stages: int, micro_batches: int, schedule: str) -> Iterator[tuple[str, int]]:
+    """What a stage does, and of which micro-batch, one after the other."""
+    ahead = micro_batches
+    if schedule == "1f1b" and micro_batches >= stages:
+        ahead = under_way_in(stage, stages, micro_batches)
+
+    for number in range(ahead):
+        yield "forward", number
+    for number in range(micro_batches):
+        yield "backward", number
+        if number + ahead < micro_batches:
+            yield "forward", number + ahead

@@ -1,0 +1,215 @@
+"""ModelPart: what one stage of a pipeline holds of a model, and what stands in for the rest.
+
+The model's own code runs on every stage. Blocks of earlier stages give what was received from the
+stage before; at the first block of a later stage the forward ends. Weights outside blocks that
+this stage does not hold are zeros that take no memory where the code uses them before the blocks,
+and have no values where it must not use them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+
+class StageEnd(BaseException):
+    """Ends a forward at the first block of a later stage, through whatever loss called the model.
+
+    Not an Exception, which such a loss may catch.
+    """
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass
+class Absent:
+    """A weight outside blocks that another stage holds.
+
+    Attributes:
+        weight: as it was before the model was cut.
+        zeros: stand in for it until a forward reaches the first block; None where the code must not
+            use it at all.
+    """
+
+    module: nn.Module
+    name: str
+    weight: nn.Parameter
+    zeros: torch.Tensor | None
+
+    def show(self, value: torch.Tensor | None) -> None:
+        """Have the module's code see a tensor; one without values for None."""
+        if value is None:
+            value = torch.empty_like(self.weight, device="meta")
+        setattr(self.module, self.name, value.detach())
+
+
+@dataclass
+class ModelPart:
+    """One stage of a pipeline.
+
+    Attributes:
+        blocks: the list of blocks in the model, with stand-ins for those of other stages.
+        whole: all blocks, as they were before the model was cut.
+        cuts: the number of each stage's first block, and that of all blocks.
+        in_tuple: whether a block gives what it passes on as the first of a tuple.
+        outside: every place of a weight outside blocks, and the stage that holds it.
+        absent: places of such weights that other stages hold.
+        names: of the tensors in the state dict of the whole model, in their order.
+        buffers: the names of all buffers of the whole model.
+        tied: trained weights outside blocks that both the first and the last stage hold, and their
+            names in the whole model.
+        received: what the stage before gave for the running micro-batch.
+        passed: how many numbers are passed on, of one sample.
+        passed_bytes: of what is passed on for each micro-batch.
+        is_built: whether all stages are ready to train.
+        schedule: of the last batch, and what it was made for.
+    """
+
+    index: int
+    count: int
+    blocks: nn.ModuleList | nn.Sequential
+    whole: list[nn.Module]
+    cuts: list[int] = field(default_factory=list)
+    in_tuple: bool = False
+    outside: list[tuple[nn.Parameter, int]] = field(default_factory=list)
+    absent: list[Absent] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    buffers: set[str] = field(default_factory=set)
+    tied: dict[nn.Parameter, str] = field(default_factory=dict)
+    received: torch.Tensor | None = None
+    passed: int = 0
+    passed_bytes: int = 0
+    is_built: bool = False
+    schedule: tuple[Any, Any] | None = None
+
+    @property
+    def own(self) -> range:
+        """The numbers of this stage's blocks."""
+        return range(self.cuts[self.index], self.cuts[self.index + 1])
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage looks up what the batch holds."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.index == self.count - 1
+
+    def begin(self, received: torch.Tensor | None) -> None:
+        """Start a forward with what the stage before gave."""
+        self.received = received
+        for absent in self.absent:
+            absent.show(absent.zeros)
+
+    def reach_blocks(self) -> None:
+        """From here on no forward may use what only stands in for a weight."""
+        for absent in self.absent:
+            if absent.zeros is not None:
+                absent.show(None)
+
+    @contextmanager
+    def first_block_is(self, *stand_ins: nn.Module) -> Iterator[None]:
+        """Inside, the model calls these instead of its first blocks."""
+        before = [self.blocks[number] for number in range(len(stand_ins))]
+        for number, stand_in in enumerate(stand_ins):
+            self.blocks[number] = stand_in
+        try:
+            yield
+        finally:
+            for number, block in enumerate(before):
+                self.blocks[number] = block
+
+
+class Elsewhere(nn.Module):
+    """A block of another stage."""
+
+    block: nn.Module
+    part: ModelPart
+
+    def __init__(self, block: nn.Module, part: ModelPart) -> None:
+        super().__init__()
+        # Not as a submodule: this device holds none of its weights.
+        self.__dict__["block"] = block
+        self.__dict__["part"] = part
+
+
+class Earlier(Elsewhere):
+    """A block of an earlier stage: gives what was received."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the stage before gave, as a block gives it."""
+        part = self.part
+        if part.blocks[0] is self:
+            part.reach_blocks()
+        return (part.received,) if part.in_tuple else part.received
+
+
+class Later(Elsewhere):
+    """A block of a later stage, where the forward ends."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a StageEnd with what the block would have been given."""
+        raise StageEnd(passed(args, kwargs))
+
+
+def forward_alone(model: nn.Module, part: ModelPart | None, forward: Callable[[], Any]) -> Any:
+    """What a forward of a cut model gives on this stage alone.
+
+    Of drawn numbers, the same ones each time, where it would get some from the stage before.
+    """
+    if part is None:
+        return forward()
+
+    received = hidden_at_first_block(model, part, forward)
+    if not part.is_first:
+        generator = torch.Generator(received.device).manual_seed(0)
+        received = torch.empty_like(received).normal_(generator=generator)
+    part.begin(received)
+    try:
+        return forward()
+    except StageEnd as end:
+        return end_of_forward(model, end.hidden)
+
+
+def hidden_at_first_block(
+    model: nn.Module, part: ModelPart, forward: Callable[[], Any]
+) -> torch.Tensor:
+    """What the first block is given in a forward, which ends there: of zeros on later stages."""
+    part.begin(None)
+    try:
+        with part.first_block_is(EndHere()):
+            forward()
+    except StageEnd as end:
+        return end_of_forward(model, end.hidden)
+    raise AssertionError("a model that was cut reaches its blocks")
+
+
+def end_of_forward(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Do what FSDP does behind the forward of a root, which a StageEnd has skipped."""
+    if not isinstance(model, FSDPModule):
+        return hidden
+    state = fully_shard.state(model)
+    ended: torch.Tensor = state._post_forward(model, (), hidden)
+    return ended
+
+
+class EndHere(nn.Module):
+    """In place of a block: ends the forward with what it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a StageEnd with what the block would have been given."""
+        raise StageEnd(passed(args, kwargs))
+
+
+def passed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """What blocks pass on: the first thing that one is given."""
+    given: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    return given

@@ -1,0 +1,135 @@
+"""The memory of each stage of a pipeline equals that of its rank, byte for byte; and how long a schedule takes."""
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.estimate.estimator import estimate_of
+from autofit.estimate.peak import peak_of
+from autofit.estimate.rates import rates_for
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.estimate.stages import seconds_of_schedule
+from autofit.estimate.trace import trace
+from autofit.hardware.catalogue import card, hardware_of
+from autofit.hardware.tracker import StorageTracker
+from autofit.techniques import canonicalize
+from autofit.training.build import build
+from autofit.training.step import accumulate, update
+from benchmarks.predictions.ranks_memory import BATCH, STEPS, hardware, workload
+from tests.ranks import on_ranks
+
+PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 1}
+SHARDED = PIPELINE | {"data_parallel": "fsdp"}
+CASES: dict[int, list[dict[str, Any]]] = {
+    2: [
+        PIPELINE,
+        PIPELINE | {"micro_batch_size": 4},  # all micro-batches are under way at once
+        PIPELINE | {"activation_checkpointing": "full", "precision": "bf16-mixed"},
+        PIPELINE | {"lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
+    ],
+    4: [SHARDED, {"pipeline_parallel": 4, "micro_batch_size": 1}],
+}
+GPIPE = {"pipeline_schedule": "gpipe"}
+CLOSE = 64  # bytes of numbers that ranks exchange
+
+
+def peaks(world: int) -> list[int]:
+    """Of each case, the most bytes of tensors on this rank."""
+    found = []
+    for config in CASES[world]:
+        given_here = workload()
+        with StorageTracker() as watch:
+            setup = build(given_here, config, hardware(world))
+            batch = given_here.batch(BATCH // setup.ranks.layout.dp_degree)
+            for _ in range(STEPS):
+                accumulate(setup, batch)
+                update(setup)
+        setup.close()
+        found.append(watch.peak)
+    return found
+
+
+@functools.cache
+def measured(world: int) -> list[tuple[int, ...]]:
+    """The peaks of all ranks, by case; gloo keeps inputs until a thread of its own is done."""
+    runs = [on_ranks(world, peaks, world) for _ in range(2)]
+    least = [
+        [min(both) for both in zip(*of_rank, strict=True)] for of_rank in zip(*runs, strict=True)
+    ]
+    return list(zip(*least, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("world", "number"), [(world, number) for world in CASES for number in range(len(CASES[world]))]
+)
+def test_each_stage_needs_what_is_predicted(world: int, number: int) -> None:
+    traced = trace(workload(), CASES[world][number], hardware(world))
+    of_stages = [peak_of(stage, hardware(world)).nbytes for stage in traced.stages]
+    ranks_of_stage = world // len(of_stages)
+    for rank, peak in enumerate(measured(world)[number]):
+        assert of_stages[rank // ranks_of_stage] == pytest.approx(peak, abs=CLOSE, rel=0)
+
+
+def test_few_blocks_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage of many blocks is followed by few of them, to the same bytes."""
+    from benchmarks.predictions import ranks_memory
+
+    deep = ranks_memory._LLAMA | {"num_hidden_layers": 48}
+    monkeypatch.setattr(ranks_memory, "_LLAMA", deep)
+    by_few = trace(workload(), PIPELINE, hardware(2))
+    whole = trace(workload(), PIPELINE, hardware(2), whole=True)
+    for few, each in zip(by_few.stages, whole.stages, strict=True):
+        assert few.missing
+        assert peak_of(few, hardware(2)).nbytes == peak_of(each, hardware(2)).nbytes
+
+
+def test_a_whole_space_agrees_with_traces() -> None:
+    """Segments put together tell what a trace of each stage does, within a few percent."""
+    cards = hardware_of(card("rtx-4090")).of_several(2)
+    given_here = workload()
+    knobs = [
+        PIPELINE | {"precision": "bf16", "micro_batch_size": samples} | more
+        for samples in (1, 2)
+        for more in ({}, {"activation_checkpointing": "full"}, {"lora_rank": 4}, GPIPE)
+    ]
+    configs = [canonicalize(one, given_here, cards) for one in knobs]
+    rates = rates_for(cards)
+    assert rates is not None
+    found = SpaceEstimator(given_here, cards, rates, configs).predict()
+
+    for config, nbytes, seconds in zip(configs, found.allocated, found.seconds, strict=True):
+        traced = trace(given_here, config, cards)
+        largest = max(peak_of(stage, cards).nbytes for stage in traced.stages)
+        assert nbytes == pytest.approx(largest, rel=0.08)
+        expected = estimate_of(traced, given_here, cards, rates=rates, calibration=None)
+        assert seconds == pytest.approx(expected.step_seconds, rel=0.2)
+
+
+TIMES = st.floats(0.1, 2.0)
+
+
+@given(
+    st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.sampled_from(["1f1b", "gpipe"]),
+)
+def test_a_step_takes_as_long_as_its_slowest_stage_and_the_bubble(
+    stages: list[tuple[float, float]], micro_batches: int, schedule: str
+) -> None:
+    forward, backward = zip(*stages, strict=True)
+    passing = [0.0] * (len(stages) - 1)
+    seconds = seconds_of_schedule(forward, backward, passing, micro_batches, schedule)
+    both = [sum(times) for times in stages]
+    assert seconds >= micro_batches * max(both) - 1e-9
+    assert seconds <= (micro_batches + len(stages) - 1) * (max(forward) + max(backward)) + 1e-9
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_equal_stages_wait_for_the_bubble_alone(schedule: str) -> None:
+    seconds = seconds_of_schedule([1.0] * 4, [2.0] * 4, [0.0] * 3, 16, schedule)
+    assert seconds == pytest.approx((16 + 3) * 3.0)
+    passing = seconds_of_schedule([1.0] * 2, [2.0] * 2, [0.5], 1, schedule)
+    assert passing == pytest.approx(6.0 + 2 * 0.5)
