@@ -208,6 +208,8 @@ def _sums(setup: Setup, batches: Iterable[Any], outputs: _Outputs) -> tuple[floa
     ranks = setup.ranks
     total = weight = 0.0
     size = setup.micro_batch_size
+    if setup.part is not None:
+        outputs.check_none("of which the last stage of a pipeline alone has something")
 
     with evaluation_mode(setup.model):
         for batch in batches:

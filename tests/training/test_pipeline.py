@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters
 from autofit.data.batch import own_samples
 from autofit.training.build import build
+from autofit.training.evaluation import EvaluationPlan, check_evaluation
 from autofit.training.local_batch import LocalBatch
 from autofit.training.pipeline_cut import balanced
 from autofit.training.step import accumulate, update
@@ -139,6 +141,23 @@ def test_a_model_comes_back_whole_and_trained(world: int, knobs: dict[str, Any])
     for same, sums in on_ranks(world, returned, knobs, world):
         assert same == [True] * 4
         assert sums == pytest.approx(expected, abs=1e-4)
+
+
+def evaluated(world: int) -> str:
+    """What is said to a metric of outputs."""
+    workload = workload_of("llama")
+    setup = build(workload, PIPELINE, dataclasses.replace(CPU, devices=world))
+    plan = EvaluationPlan([batch_of(workload, 0)], metrics={"size": lambda outputs, batch: 0.0})
+    try:
+        check_evaluation(setup, plan)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_metrics_of_outputs_are_refused_on_every_stage() -> None:
+    for said in on_ranks(2, evaluated, 2):
+        assert "Give metrics of (model, loader)" in said
 
 
 @pytest.mark.parametrize(
