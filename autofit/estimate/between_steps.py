@@ -29,7 +29,10 @@ SAVING = "saving"
 
 
 def events_between_steps(
-    setup: Setup, hardware: Hardware, recorder: Recorder, micro_batch: Callable[[], list[Any]]
+    setup: Setup,
+    hardware: Hardware,
+    recorder: Recorder,
+    micro_batch: Callable[[], list[Any]],
 ) -> dict[str, tuple[Event, ...]]:
     """The events of an evaluation and of a saving, of which neither is part of the step.
 
@@ -54,6 +57,7 @@ def events_between_steps(
         except Exception as error:  # of the model's own code, which needs values
             reason = describe_error(error)
             recorder.assumptions[f"what {what} takes could not be followed ({reason})."] = None
+
     return found
 
 
@@ -65,6 +69,7 @@ def _save(setup: Setup, hardware: Hardware) -> None:
     random_numbers = None
     if hardware.device == "cpu":  # else they are on the host
         random_numbers = torch.empty(torch.get_rng_state().numel(), dtype=torch.uint8)
+
     held = contents_to_save(setup)
     del random_numbers
     frozen_digest(setup)
@@ -95,8 +100,10 @@ def _readable(hardware: Hardware, recorder: Recorder) -> Iterator[None]:
     detach = torch.Tensor.detach
 
     def detached_of_host(tensor: torch.Tensor) -> torch.Tensor:
-        """Of weights that rest on the host a state dict takes the host's. A view of one here would
-        fill its storage, as one on a device does not."""
+        """Of weights that rest on the host a state dict takes the host's.
+
+        A view of one here would fill its storage, as one on a device does not.
+        """
         is_resting = tensor.numel() and not tensor.untyped_storage().nbytes()
         return tensor if is_resting else detach(tensor)
 
@@ -109,4 +116,5 @@ def _readable(hardware: Hardware, recorder: Recorder) -> Iterator[None]:
             (host_tensors, "storage_address", storage_address),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
+
         yield

@@ -17,11 +17,19 @@ def models_of_one_depth(setup: Setup) -> list[nn.Module]:
     """The trained model and its copies, whose blocks stand for those of a deeper one where its
     blocks do."""
     asked = setup.workload.frozen
-    return [setup.model, *(model for name, model in setup.frozen.items() if asked[name] is None)]
+    return [
+        setup.model,
+        *(model for name, model in setup.frozen.items() if asked[name] is None),
+    ]
 
 
 def mark_block(
-    block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool
+    block: nn.Module,
+    number: int,
+    setup: Setup,
+    recorder: Recorder,
+    *,
+    last: bool,
 ) -> Iterator[Any]:
     """Hooks that mark where a block's forward begins, where the last one's ends, and where its
     backward begins; all in one phase, that of the state, before the step."""
@@ -37,6 +45,7 @@ def mark_block(
         if setup.progress.phase == "forward" and torch.is_grad_enabled():
             if last:
                 mark("forward")
+
             for value in tree_iter(output):
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     value.register_hook(lambda _: mark("backward", number))
@@ -55,15 +64,20 @@ def without_gradients(setup: Setup, depth: Depth | None) -> list[tuple[nn.Module
     trained, *models = models_of_one_depth(setup)
     if setup.stand_ins or setup.tracing.whole_batch is not None:
         models.append(trained)
+
     blocks: list[tuple[nn.Module, int | None]] = []
     for model in models:
         for number, block in enumerate(repeated_blocks(model)):
             blocks.append((block, FROZEN if number in depth.middle else None))
+
     return blocks
 
 
 def mark_without_gradients(
-    block: nn.Module, mark: int | None, setup: Setup, recorder: Recorder
+    block: nn.Module,
+    mark: int | None,
+    setup: Setup,
+    recorder: Recorder,
 ) -> Any:
     """A hook that marks where a block that runs without gradients begins, and so where the one
     before ends."""

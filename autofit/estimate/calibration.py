@@ -115,8 +115,16 @@ class Calibration:
             middle = statistics.median(ratios)
         if len(ratios) >= _ENOUGH:
             spread = (min(ratios) / middle, max(ratios) / middle)
+
         discounted = sum(comparison.weight(now) < _LITTLE for comparison in comparisons)
-        return cls(middle, spread, _time_ratio(comparisons, now), len(comparisons), discounted)
+
+        return cls(
+            middle,
+            spread,
+            _time_ratio(comparisons, now),
+            len(comparisons),
+            discounted,
+        )
 
 
 def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
@@ -131,6 +139,7 @@ def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
     for comparison, day in zip(timed, days, strict=True):
         weight = comparison.weight(now) * min(1.0, _OF_A_DAY / on_day[day])
         ratios.append((comparison.time_ratio or 1.0, weight))
+
     return _weighted_median(ratios)
 
 
@@ -143,6 +152,7 @@ def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
     value = ordered[index][0]
     if below[index] == below[-1] / 2:
         return (value + ordered[index + 1][0]) / 2
+
     return value
 
 
@@ -178,7 +188,9 @@ def compare(
             waiting=waiting,
             noise=(step.high - step.low) / step.median,
         )
+
         comparisons.append(comparison)
+
     return comparisons
 
 
@@ -189,14 +201,19 @@ def calibration_for(hardware: Hardware, config: Mapping[str, Value] | None = Non
 
 
 def learn(
-    hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping[str, Value] | None = None
+    hardware: Hardware,
+    comparisons: Sequence[Comparison],
+    config: Mapping[str, Value] | None = None,
 ) -> None:
     """Store measurements of this device, at most those with the largest weights; of several
     devices, of configs that divide a training as this one does."""
     path = _path(hardware, config)
     now = time.time()
-    ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
-    write_cache(path, [vars(each) for each in ordered[-MOST_STORED:]])
+    ordered = sorted(
+        [*_read(path), *comparisons],
+        key=lambda comparison: comparison.weight(now),
+    )
+    write_cache(path, [vars(comparison) for comparison in ordered[-MOST_STORED:]])
 
 
 def _read(path: Path) -> list[Comparison]:
@@ -210,6 +227,7 @@ def _read(path: Path) -> list[Comparison]:
         known = {name: row[name] for name in names if name in row}
         with contextlib.suppress(*UNREADABLE):
             comparisons.append(from_plain(Comparison, known))
+
     return comparisons
 
 
@@ -218,4 +236,5 @@ def _path(hardware: Hardware, config: Mapping[str, Value] | None) -> Path:
     if hardware.world > 1 and config is not None:
         divided = ", ".join(divided_by(config))
         facts += f" {hardware.devices} x {hardware.nodes} {hardware.link} {divided}"
+
     return cache_file("calibration", f"{digest(facts)}.json")

@@ -1,5 +1,5 @@
-"""What PyTorch takes on a card, and a trace must take instead: its kernel of attention, by the rules
-of sdp_utils.cpp, and the memory that cuBLAS works in."""
+"""What PyTorch takes on a card, and a trace must take instead: its kernel of attention, by the
+rules of sdp_utils.cpp, and the memory that cuBLAS works in."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,8 +45,10 @@ def workspace_bytes(hardware: Hardware) -> int:
     """
     if hardware.device != "cuda":
         return 0
-    each = _HOPPER_WORKSPACE if _of_hopper(hardware) else _WORKSPACE
-    return 2 * each
+
+    nbytes = _HOPPER_WORKSPACE if _of_hopper(hardware) else _WORKSPACE
+
+    return 2 * nbytes
 
 
 def _of_ampere(hardware: Hardware) -> bool:
@@ -90,7 +92,17 @@ def cuda_attention(
                 attn_mask = attn_mask.to(low)
 
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-        call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
+        call = _Attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            grouped,
+        )
+
         for takes, compute in _KERNELS:
             if takes(call, hardware):
                 return compute(call)
@@ -98,7 +110,9 @@ def cuda_attention(
         if not torch.backends.cuda.math_sdp_enabled():
             # word for word PyTorch's
             raise RuntimeError("No available kernel. Aborting execution.")
+
         math: Any = torch.ops.aten._scaled_dot_product_attention_math.default
+
         return math(
             query,
             key,
@@ -141,6 +155,7 @@ class _Attention(NamedTuple):
         for tensor in (self.query, self.key, self.value):
             if tensor.dim() != 4 or tensor.stride(-1) != 1 or tensor.numel() == 0:
                 return False
+
         return True
 
     @property
@@ -151,7 +166,13 @@ class _Attention(NamedTuple):
     def with_bias(self) -> tuple[Any, ...]:
         """The arguments of kernels that add a mask to the scores, and keep sums for a backward."""
         saves = torch.is_grad_enabled()
-        tensors = (self.query, self.key, self.value, self._bias())
+        tensors = (
+            self.query,
+            self.key,
+            self.value,
+            self._bias(),
+        )
+
         return *tensors, saves, self.dropout, self.is_causal
 
     def _bias(self) -> torch.Tensor | None:
@@ -164,13 +185,20 @@ class _Attention(NamedTuple):
             hidden = mask.logical_not()
             mask = torch.zeros_like(mask, dtype=self.query.dtype)
             mask.masked_fill_(hidden, float("-inf"))
+
         batch, heads, length, _ = self.query.shape
-        return mask.expand(batch, heads, length, self.key.shape[2])
+
+        return mask.expand(
+            batch,
+            heads,
+            length,
+            self.key.shape[2],
+        )
 
 
 def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
-    """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where it
-    comes first."""
+    """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where
+    it comes first."""
     if not torch.backends.cuda.cudnn_sdp_enabled() or not _prefers_cudnn(hardware):
         return False
     if torch.are_deterministic_algorithms_enabled():
@@ -184,6 +212,7 @@ def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
     several_keys = call.key.shape[-2] > 1
     several_queries = call.query.shape[-2] > 1
     long = several_keys and (several_queries or not call.dropout)
+
     return long and call.half and call.regular
 
 
@@ -198,6 +227,7 @@ def _takes_flash(call: _Attention, hardware: Hardware) -> bool:
     size = call.query.shape[-1]
     if size > _FLASH_HEAD or size != call.key.shape[-1] or size != call.value.shape[-1]:
         return False
+
     small_card = hardware.capability in _LITTLE_SHARED_MEMORY and torch.is_grad_enabled()
     too_large = 192 < size <= 224 or (size > 224 and call.dropout > 0)
     if small_card and too_large:
@@ -224,6 +254,7 @@ def _takes_efficient(call: _Attention, hardware: Hardware) -> bool:
     elements = 1
     if _of_ampere(hardware) or call.query.dtype is torch.float16:
         elements = _EFFICIENT_ALIGNMENT // call.query.itemsize
+
     return call.query.shape[-1] % elements == 0 and call.value.shape[-1] % elements == 0
 
 
@@ -249,6 +280,7 @@ def _by_flash(call: _Attention) -> Any:
     out = flash(query, key, value, dropout, is_causal, False, scale=scale)[0]
     if padding:
         out = out[..., :size]
+
     return out
 
 

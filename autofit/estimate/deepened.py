@@ -72,13 +72,23 @@ class _Sequence:
         while key is not None:
             if key in items:
                 return None
+
             own = self._original_of(key, added)
             item = self.items.get(own)
             if item is None:
                 return None
 
             if item.home is not None:
-                item = replace(item, home=self._moved(item.home, own, key, added))
+                item = replace(
+                    item,
+                    home=self._moved(
+                        item.home,
+                        own,
+                        key,
+                        added,
+                    ),
+                )
+
             keys.append(key)
             items[key] = item
             after = following.get(own)
@@ -90,7 +100,12 @@ class _Sequence:
         )
         if len(keys) != len(self.keys) + periods * copied:
             return None
-        return replace(self, keys=tuple(keys), items=items)
+
+        return replace(
+            self,
+            keys=tuple(keys),
+            items=items,
+        )
 
     def _original_of(self, key: _Key, added: int) -> _Key:
         """The item here that an item of the deeper sequence is a copy of."""
@@ -99,10 +114,18 @@ class _Sequence:
             return key
         if block > self.last_early + added:
             return block - added, number
+
         beyond = (block - self.last_early - 1) % self.period
+
         return self.last_early - self.period + 1 + beyond, number
 
-    def _moved(self, other: _Key, own: _Key, key: _Key, added: int) -> _Key:
+    def _moved(
+        self,
+        other: _Key,
+        own: _Key,
+        key: _Key,
+        added: int,
+    ) -> _Key:
         """Where an item is in the deeper sequence that one finds from `own` here, which is at `key`
         there."""
         block, number = other
@@ -114,10 +137,17 @@ class _Sequence:
             return block + key[0] - own[0], number
         if block > self.last_early:
             block += added
+
         return block, number
 
 
-def deepened(less: Trace, more: Trace, period: int, missing: int, first: int) -> Trace | None:
+def deepened(
+    less: Trace,
+    more: Trace,
+    period: int,
+    missing: int,
+    first: int,
+) -> Trace | None:
     """A trace with the events of the whole model, and without costs.
 
     Args:
@@ -142,13 +172,20 @@ def deepened(less: Trace, more: Trace, period: int, missing: int, first: int) ->
         if key[0] is None and expected.nbytes and item.nbytes:
             growth[key] = item.nbytes - expected.nbytes
             expected = replace(expected, nbytes=item.nbytes)
+
         if item != expected:
             return None
 
     whole = deep.deeper(missing)
     if whole is None:
         return None
-    return _trace_of(whole, more, growth, missing)
+
+    return _trace_of(
+        whole,
+        more,
+        growth,
+        missing,
+    )
 
 
 def _items_of(traced: Trace, period: int, first: int) -> _Sequence:
@@ -171,9 +208,16 @@ def _items_of(traced: Trace, period: int, first: int) -> _Sequence:
                 label=traced.labels.get(storage),
                 stream=traced.streams.get(storage),
             )
+
         keys.append(key)
         items[key] = item
-    return _Sequence(tuple(keys), items, period, first + period - 1)
+
+    return _Sequence(
+        tuple(keys),
+        items,
+        period,
+        first + period - 1,
+    )
 
 
 def _placed(traced: Trace) -> list[tuple[_Item, int | None]]:
@@ -181,8 +225,10 @@ def _placed(traced: Trace) -> list[tuple[_Item, int | None]]:
     between: dict[int, list[tuple[_Item, int | None]]] = {}
     for mark in traced.marks:
         between.setdefault(mark.events, []).append((_Item(_MARK, mark.phase), None))
+
     for phase, number in traced.products.items():
         between.setdefault(number, []).append((_Item(_PRODUCT, phase), None))
+
     for storage, number in traced.completed.items():
         between.setdefault(number, []).append((_Item(_COMPLETE), storage))
 
@@ -203,14 +249,17 @@ def _placed(traced: Trace) -> list[tuple[_Item, int | None]]:
         sortable = not event.nbytes and number not in in_blocks
         if number in between or not sortable:
             place_freed()
+
         placed += between.pop(number, [])
         if sortable:
             freed.append(event.storage)
         else:
             placed.append((_Item(_EVENT, nbytes=event.nbytes), event.storage))
+
     place_freed()
     for _, rest in sorted(between.items()):
         placed += rest
+
     return placed
 
 
@@ -230,7 +279,13 @@ def _blocks_of(placed: Sequence[tuple[_Item, int | None]], traced: Trace) -> lis
 
         if section is not None:
             made_in.setdefault(storage, section)
-        found.append(made_in.get(storage, traced.kin.get(storage)))
+
+        found.append(
+            made_in.get(
+                storage,
+                traced.kin.get(storage),
+            )
+        )
 
     after = OUTER
     filled: dict[int, int] = {}
@@ -239,13 +294,20 @@ def _blocks_of(placed: Sequence[tuple[_Item, int | None]], traced: Trace) -> lis
             after = block
         if storage is not None:
             filled[storage] = after
+
     for number, (_, storage) in enumerate(placed):
         if storage is not None:
             found[number] = filled[storage]
+
     return [None if block == OUTER else block for block in found]
 
 
-def _trace_of(whole: _Sequence, like: Trace, growth: dict[_Key, int], periods: int) -> Trace:
+def _trace_of(
+    whole: _Sequence,
+    like: Trace,
+    growth: dict[_Key, int],
+    periods: int,
+) -> Trace:
     """A trace of these items."""
     numbers: dict[_Key, int] = {}
     events: list[Event] = []
@@ -257,14 +319,27 @@ def _trace_of(whole: _Sequence, like: Trace, growth: dict[_Key, int], periods: i
     for key in whole.keys:
         item = whole.items[key]
         if item.kind == _MARK:
-            marks.append(Mark(len(events), 0, 0, item.detail, key[0]))
+            marks.append(
+                Mark(
+                    len(events),
+                    0,
+                    0,
+                    item.detail,
+                    key[0],
+                )
+            )
+
             continue
+
         if item.kind == _PRODUCT:
             products[item.detail] = len(events)
             continue
 
         assert item.home is not None, "of a storage"
-        storage = numbers.setdefault(item.home, len(numbers) + 1)
+        storage = numbers.setdefault(
+            item.home,
+            len(numbers) + 1,
+        )
         if item.label is not None:
             labels[storage] = item.label
         if item.stream is not None:

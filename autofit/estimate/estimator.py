@@ -63,7 +63,13 @@ def predict(
         UntraceableError: the model cannot be traced without its values.
     """
     traced = trace(workload, config, hardware)
-    return estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
+    return estimate_of(
+        traced,
+        workload,
+        hardware,
+        rates=rates,
+        calibration=calibration,
+    )
 
 
 def estimate_of(
@@ -87,18 +93,27 @@ def estimate_of(
     reserved = None
     context = 0
     workspace = 0
+
     if hardware.device == "cuda":
         context = hardware.context_bytes or _CONTEXT
         context += COMMUNICATOR_BYTES * groups
         workspace = workspace_bytes(hardware)
         allocator = workspace, hardware.expandable_segments
+
         if allocator not in traced.reserved:
             traced.reserved[allocator] = reserved_for(
-                traced, hardware, expandable=hardware.expandable_segments
+                traced,
+                hardware,
+                expandable=hardware.expandable_segments,
             )
+
         reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
-        peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
+        peak = replace(
+            peak,
+            nbytes=peak.nbytes + workspace,
+            parts=parts,
+        )
 
     uncertainty = None
     share = recomputed_share(traced.config, workload, hardware)
@@ -106,16 +121,39 @@ def estimate_of(
         uncertainty = RECOMPUTED_UNCERTAINTY * peak.parts["activations"]
         recomputed = int(share * peak.parts["activations"])
         reserved -= recomputed
-        parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
-        peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
+        parts = {
+            **peak.parts,
+            "activations": peak.parts["activations"] - recomputed,
+        }
+        peak = replace(
+            peak,
+            nbytes=peak.nbytes - recomputed,
+            parts=parts,
+        )
 
     peaks = peaks_between_steps(traced, hardware)
     between = {what: nbytes + workspace for what, nbytes in peaks.items()}
     needed = max(reserved or peak.nbytes, *between.values(), 0)
-    low, high = _interval(traced, peak, needed, reserved is None, calibration, uncertainty)
+
+    low, high = _interval(
+        traced,
+        peak,
+        needed,
+        reserved is None,
+        calibration,
+        uncertainty,
+    )
+
     times = {}
     if rates:
-        times = times_of(traced, workload, hardware, rates, calibration.seconds or 1.0)
+        times = times_of(
+            traced,
+            workload,
+            hardware,
+            rates,
+            calibration.seconds or 1.0,
+        )
+
     return Estimate(
         config=traced.config,
         allocated_bytes=peak.nbytes,
@@ -139,12 +177,12 @@ def _of_stages(
     calibration: Calibration | None,
 ) -> Estimate:
     """The estimate of a pipeline: the memory of the stage that needs most, and the time of all."""
-    each = [
+    estimates = [
         estimate_of(stage, workload, hardware, rates=None, calibration=calibration)
         for stage in traced.stages
     ]
-    largest = max(each, key=lambda estimate: estimate.high)
-    needs = ", ".join(f"{estimate.high / GIB:.2f}" for estimate in each)
+    largest = max(estimates, key=lambda estimate: estimate.high)
+    needs = ", ".join(f"{estimate.high / GIB:.2f}" for estimate in estimates)
 
     times: dict[str, Any] = {}
     notes = [f"the stages need up to {needs} GiB."]
@@ -152,15 +190,22 @@ def _of_stages(
         factor = (calibration or Calibration()).seconds or 1.0
         times, idle = _times_of_stages(traced, workload, hardware, rates, factor)
         notes.append(f"{idle:.0%} of the step the devices wait for one another.")
+
     unknown = "the speed of this device is unknown."
     notes += [note for note in largest.notes if note != unknown or not rates]
+
     return replace(largest, notes=tuple(notes), **times)
 
 
 def _times_of_stages(
-    traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float
+    traced: Trace,
+    workload: Workload,
+    hardware: Hardware,
+    rates: Rates,
+    factor: float,
 ) -> tuple[dict[str, Any], float]:
-    """The fields of an Estimate about the time of a pipeline; the share of it in which stages wait."""
+    """The fields of an Estimate about the time of a pipeline, and the share of it in which stages
+    wait."""
     stages = [_phases_of(stage, hardware, rates) for stage in traced.stages]
     micro_batches = traced.config.gradient_accumulation_steps or 1
     layout = Layout.of(traced.config)
@@ -178,15 +223,16 @@ def _times_of_stages(
         micro_batches,
         str(traced.config.pipeline_schedule),
     )
-    each = [micro_batches * (stage.forward + stage.backward) for stage in stages]
-    busy = sum(each) / len(each)
+    of_stages = [micro_batches * (stage.forward + stage.backward) for stage in stages]
+    busy = sum(of_stages) / len(of_stages)
     seconds = (working + max(stage.update for stage in stages)) * factor
 
-    slowest = stages[each.index(max(each))]
+    slowest = stages[of_stages.index(max(of_stages))]
     passed = 2 * micro_batches * max(passing)
-    bottleneck = "transfer" if passed > max(each) else slowest.bottleneck
+    bottleneck = "transfer" if passed > max(of_stages) else slowest.bottleneck
     needed = sum(_needed_flops(stage) / _peak(stage, rates) for stage in traced.stages)
     utilisation = needed * micro_batches / seconds / len(stages)
+
     return _speed_fields(workload, seconds, bottleneck, utilisation), 1 - busy / working
 
 
@@ -203,17 +249,23 @@ def _interval(
     prediction = needed * calibration.memory
     low = prediction * least
     high = prediction * most
+
     if uncertainty is not None:
         low -= uncertainty
         high += uncertainty
     elif traced.config.compile != "none":
         low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST_COMPILED)
         high *= MOST_COMPILED
+
     return int(low), int(high)
 
 
 def times_of(
-    traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float = 1.0
+    traced: Trace,
+    workload: Workload,
+    hardware: Hardware,
+    rates: Rates,
+    factor: float = 1.0,
 ) -> dict[str, Any]:
     """The fields of an Estimate that are about time.
 
@@ -228,17 +280,27 @@ def times_of(
     found = _phases_of(traced, hardware, rates)
     seconds = (accumulation * (found.forward + found.backward) + found.update) * factor
     needed = _needed_flops(traced) * accumulation / _peak(traced, rates)
-    return _speed_fields(workload, seconds, found.bottleneck, needed / seconds)
+
+    return _speed_fields(
+        workload,
+        seconds,
+        found.bottleneck,
+        needed / seconds,
+    )
 
 
 def _speed_fields(
-    workload: Workload, seconds: float, bottleneck: str, utilisation: float
+    workload: Workload,
+    seconds: float,
+    bottleneck: str,
+    utilisation: float,
 ) -> dict[str, Any]:
     """The fields of an Estimate that are about time, by the seconds of a step."""
     samples = workload.effective_batch_size / seconds
     tokens = None
     if workload.unit == "tokens" and workload.sequence_length:
         tokens = samples * workload.sequence_length
+
     return {
         "step_seconds": seconds,
         "samples_per_second": samples,
@@ -273,12 +335,12 @@ def _phases_of(traced: Trace, hardware: Hardware, rates: Rates) -> _Phases:
 
     def waits_of_phase(name: str, speed: Speed, *, overlapping: bool) -> dict[str, float]:
         return traced.of_whole(
-            lambda each: each.waits(each.spans(name), speed, overlapping=overlapping)
+            lambda followed: followed.waits(followed.spans(name), speed, overlapping=overlapping)
         )
 
     phases = [waits_of_phase(name, speed, overlapping=True) for name in ("forward", "backward")]
     update = waits_of_phase("update", of_update, overlapping=False)
-    micro = {name: sum(each[name] for each in phases) for name in update}
+    micro = {name: sum(phase[name] for phase in phases) for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
@@ -289,9 +351,12 @@ def _phases_of(traced: Trace, hardware: Hardware, rates: Rates) -> _Phases:
     for phase in phases:
         working = phase["compute"] + phase["memory"]
         computing.append(max(phase["transfer"], working) + phase["launch"])
+
     if Layout.of(traced.config).stage_world > 1:
         links = links_of(hardware)
-        found = traced.of_whole(lambda each: {"both": step_seconds(each, speed, hardware, links)})
+        found = traced.of_whole(
+            lambda followed: {"both": step_seconds(followed, speed, hardware, links)}
+        )
         alone = accumulation * sum(computing)
         copied += max(found["both"] - alone, 0.0)
         computing = [seconds * found["both"] / alone for seconds in computing]
@@ -301,7 +366,13 @@ def _phases_of(traced: Trace, hardware: Hardware, rates: Rates) -> _Phases:
         bottleneck = "transfer"
     elif waits["compute"] > busy / 2:
         bottleneck = "compute"
-    return _Phases(computing[0], computing[1], sum(update.values()), bottleneck)
+
+    return _Phases(
+        computing[0],
+        computing[1],
+        sum(update.values()),
+        bottleneck,
+    )
 
 
 def _needed_flops(traced: Trace) -> float:
@@ -309,6 +380,7 @@ def _needed_flops(traced: Trace) -> float:
     if most weights are frozen; never more than is computed."""
     flops = traced.of_whole(_flops)
     usual = flops["forward"] * (2.0 if traced.config.lora_rank else 3.0)
+
     return min(usual, flops["step"])
 
 
@@ -323,6 +395,7 @@ def _flops_by_format(traced: Trace) -> dict[str, int]:
     flops: Counter[str] = Counter()
     for cost in traced.costs:
         flops[format_of(cost.dtype)] += cost.flops
+
     return flops
 
 
@@ -333,9 +406,11 @@ def _peak(traced: Trace, rates: Rates) -> float:
     flops = Counter(traced.of_whole(_flops_by_format))
     if traced.config.precision == "tf32":
         flops["tf32"] += flops.pop("float32", 0)
+
     seconds = sum(count / rate_of(peak, name) for name, count in flops.items())
     if not seconds:
         return rate_of(peak, "float32")
+
     return flops.total() / seconds
 
 
@@ -352,10 +427,13 @@ def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> lis
         detail = "less what compiled transformers compute again"
         if uncertainty is None:
             detail = "in a wide interval"
+
         notes.append(
             f"compiled code cannot be traced: the memory is that of the eager operations, {detail}."
         )
+
     notes += traced.assumptions
     if rates is None:
         notes.append("the speed of this device is unknown.")
+
     return notes

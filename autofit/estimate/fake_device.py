@@ -50,6 +50,7 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         patch(torch, "tensor", _of_numbers(torch.tensor))
         for module in _matching_modules(len(sys.modules)):
             patch(module, _MATCHING, _matching_in_order(getattr(module, _MATCHING)))
+
         patch(FakeTensor, "__format__", _formatted)
         patch(torch.utils, "swap_tensors", _of_unlike(torch.utils.swap_tensors))
         for name, operator in packed_operators():
@@ -77,6 +78,7 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             patch(functional, "dropout", _cuda_dropout(functional.dropout))
             for name in ("is_autocast_enabled", "get_autocast_dtype"):
                 patch(torch, name, _of_cpu_autocast(getattr(torch, name)))
+
             for name in _FP32_IN_CUDA_AUTOCAST:
                 patch(functional, name, _in_fp32(getattr(functional, name)))
 
@@ -100,9 +102,10 @@ def _of_numbers(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
     def numbers(data: Any) -> Any:
         if isinstance(data, list | tuple):
-            return [numbers(each) for each in data]
+            return [numbers(item) for item in data]
         if isinstance(data, FakeTensor) and data.dim() == 0:
             return data.item()
+
         return data
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
@@ -122,6 +125,7 @@ def _emptying_caches(plain: Callable[[], bool], stack: ExitStack) -> Callable[[]
             met.add(cache)
             cache.cache_clear()
             stack.callback(cache.cache_clear)
+
         return plain()
 
     return compiling
@@ -136,13 +140,15 @@ def _formatted(tensor: FakeTensor, form: str) -> str:
 
 @functools.lru_cache(1)
 def _matching_modules(_: int) -> list[ModuleType]:
-    """Those that have scipy's matching of costs; looked for again when there are more modules, since
-    there are thousands."""
+    """Those that have scipy's matching of costs; looked for again when there are more modules,
+    since there are thousands."""
     scipy = sys.modules.get("scipy.optimize")
     matching = getattr(scipy, _MATCHING, None)
     if matching is None:
         return []
+
     modules = list(sys.modules.values())
+
     return [module for module in modules if vars(module).get(_MATCHING) is matching]
 
 
@@ -153,6 +159,7 @@ def _matching_in_order(plain: Any) -> Callable[..., Any]:
     def matching(costs: Any, *args: Any, **options: Any) -> Any:
         if not isinstance(costs, FakeTensor):
             return plain(costs, *args, **options)
+
         matched = np.arange(min(costs.shape))
         return matched, matched
 
@@ -175,7 +182,10 @@ def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     dropout)."""
 
     def dropout(
-        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
     ) -> torch.Tensor:
         if training and not inplace and 0 < p < 1 and input.numel() > 0:
             return torch.native_dropout(input, p, True)[0]
@@ -196,8 +206,10 @@ def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     def widened(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not torch.is_autocast_enabled("cpu") or not input.is_floating_point():
             return function(input, *args, **kwargs)
+
         wide = [widen(value) for value in args]
         named = {name: widen(value) for name, value in kwargs.items()}
+
         return function(input.float(), *wide, **named)
 
     return widened

@@ -24,7 +24,15 @@ from autofit.training.fingerprint import cache_key, described, own_code
 
 Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 HOST_TOO_SMALL = 2.0**60  # in the place of a config's bytes
-_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
+_VERSIONS = (
+    "autofit",
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "flash-attn",
+)
 
 
 class SpacePredictor:
@@ -91,6 +99,7 @@ class SpacePredictor:
         figures = [array.tolist() for array in arrays]
         if key and self._writes and estimator.complete:
             write_cache(path, figures)
+
         return _within_host(figures, self._host_bytes)
 
 
@@ -118,9 +127,12 @@ def _known(path: Path, configs: int) -> list[list[float]] | None:
         figures = np.array(read_cache(path, Any), float)
     except (TypeError, ValueError):
         return None
+
     if figures.shape != (3, configs):
         return None
+
     known: list[list[float]] = figures.tolist()
+
     return known
 
 
@@ -128,11 +140,15 @@ def _within_host(figures: Sequence[list[float]], most: float) -> Figures:
     nbytes, seconds, on_host = figures
     sizes = zip(nbytes, on_host, strict=True)
     limited = [HOST_TOO_SMALL if held > most else size for size, held in sizes]
+
     return limited, seconds
 
 
 def cache_key_of(
-    workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]
+    workload: Workload,
+    hardware: Hardware,
+    rates: Rates,
+    configs: Sequence[Config],
 ) -> str | None:
     """Names the predictions of these configs; None for a model that is more than a config.json."""
     config = described(workload.model)
@@ -145,8 +161,10 @@ def cache_key_of(
         or workload.optimizer
     ):
         return None
+
     # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
     values = "".join(repr(tuple(config.values())) for config in configs)
+
     return cache_key(
         [config, workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],

@@ -27,7 +27,12 @@ _LARGEST_DRAW = 1 - 2**-24
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
 
 # That all numbers are finite, or any is none: nothing is wrong.
-_CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
+_CHECKS = {
+    "aten::all": True,
+    "aten::any": False,
+    "aten::isnan": False,
+    "aten::isinf": False,
+}
 CHOICES = ("aten::topk", "aten::argmax", "aten::max")
 
 on_real_tensors = _disable_current_modes  # a context in which operators compute real values
@@ -72,6 +77,7 @@ class _Value:
             self.real = real
             self._version = real._version
             self._compute = _nothing  # what it was computed from is held no longer
+
         return self.real
 
     def as_of_now(self) -> _Read:
@@ -84,9 +90,11 @@ class _Value:
             real = self.read()
             if real is None:
                 return None
+
             expected = self._version if now is None else now
             if real._version != expected:
                 return None
+
             return real
 
         return read
@@ -107,6 +115,7 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     value = _value(tensor)
     if value is None:
         return None
+
     return value.read()
 
 
@@ -124,18 +133,22 @@ def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> 
 
 
 def follow(
-    func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any
+    func: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    given: Sequence[torch.Tensor],
+    result: Any,
 ) -> None:
     """Give an operator's results their values, where those of the given tensors, its inputs, are
     known."""
     name, is_mutable, draws, is_empty = _facts(func)
     unknown = (is_empty and result.is_floating_point()) or any(
-        _value(each) is None for each in given
+        _value(tensor) is None for tensor in given
     )
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
 
-    inputs = [_value(each) for each in given]
+    inputs = [_value(tensor) for tensor in given]
     values = [value for value in inputs if value]
     results = tensors_in(result)
     written = []
@@ -146,7 +159,7 @@ def follow(
     assumed = any(value.assumed for value in values)
     at_once = bool(written) or (not assumed and all(map(_is_small, results)))
     unknown = unknown or (draws and not at_once)
-    if written and not unknown and sum(each.numel() for each in given) <= _SMALL:
+    if written and not unknown and sum(tensor.numel() for tensor in given) <= _SMALL:
         for value in filter(None, written):
             value.read()
 
@@ -156,25 +169,38 @@ def follow(
         if name in _CHECKS and results[0].numel() == 1:
             with on_real_tensors():
                 know(results[0], torch.full(results[0].shape, _CHECKS[name]))
+
         return
 
     shared = None
     if values and (written or func.is_view):
         shared = values[0].memory
+
     plain = func
     if draws:
         plain = _drawn(func)
     elif is_empty:
         plain = _zeroed(func)
-    call = _call(plain, args, kwargs, [value.as_of_now() for value in values])
+
+    call = _call(
+        plain,
+        args,
+        kwargs,
+        [value.as_of_now() for value in values],
+    )
 
     # Once for all results, which are many where rows are taken apart.
     parts = functools.cache(functools.partial(_parts, call))
     if at_once:
         parts()
+
     for position, fake in enumerate(results):
         compute = functools.partial(_part, parts, position)
-        value = _Value(compute, shared or _Memory(), assumed=assumed)
+        value = _Value(
+            compute,
+            shared or _Memory(),
+            assumed=assumed,
+        )
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
             value.read()
@@ -186,11 +212,16 @@ def _facts(func: Any) -> tuple[str, bool, bool, bool]:
     result empty."""
     name = func._schema.name
     draws = torch.Tag.nondeterministic_seeded in func.tags
+
     return name, func._schema.is_mutable, draws, "empty" in name
 
 
 def spread_evenly(
-    func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int
+    func: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    result: Any,
+    samples: int,
 ) -> None:
     """Let what unknown scores choose, as the experts of a token, be all choices equally often: an
     operator of CHOICES.
@@ -202,6 +233,7 @@ def spread_evenly(
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     dim = given.get("dim", -1)
+
     if (
         dim is None
         or not chosen.dim()
@@ -254,14 +286,21 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[_Value
 
 
 def _call(
-    func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+    reads: Sequence[_Read],
 ) -> Callable[[], Any]:
     """Calls an operator with what is read for its tensors, and holds none of these; None where a
     value is lost."""
     numbers = itertools.count()
     places = args, dict(kwargs)
     if reads:
-        places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), places)
+        places = tree_map_only(
+            torch.Tensor,
+            lambda _: _Place(next(numbers)),
+            places,
+        )
 
     def call() -> Any:
         reals = [read() for read in reads]
@@ -270,7 +309,12 @@ def _call(
 
         args, kwargs = places
         if reals:
-            args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places)
+            args, kwargs = tree_map_only(
+                _Place,
+                lambda place: reals[place.number],
+                places,
+            )
+
         with on_real_tensors(), torch.no_grad():
             return func(*args, **kwargs)
 
@@ -282,6 +326,7 @@ def _parts(call: Callable[[], Any]) -> list[Any] | None:
     made = call()
     if made is None:
         return None
+
     return list(tree_iter(made))
 
 
@@ -302,6 +347,7 @@ def _drawn(func: Any) -> Callable[..., Any]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             drawn = func(*args, **kwargs)
+
         if func._schema.name in _UNIFORM and drawn.numel() == 1:
             drawn.fill_(_LARGEST_DRAW)
         return drawn

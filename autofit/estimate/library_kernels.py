@@ -55,14 +55,29 @@ def _gemm_4bit(
     # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends
     # on card and shape: the larger need is assumed, and a single row is no training.
     operators = torch.ops.bitsandbytes
+
     if absmax_8bit is not None and absmax_offset is not None:
         absmax = operators.dequantize_blockwise(
-            absmax_8bit, absmax, absmax_code, _NESTED_BLOCK, torch.float32
+            absmax_8bit,
+            absmax,
+            absmax_code,
+            _NESTED_BLOCK,
+            torch.float32,
         )
         absmax = absmax + absmax_offset
-    values = operators.dequantize_4bit(weight, absmax, blocksize, quant_type, shape, inputs.dtype)
+
+    values = operators.dequantize_4bit(
+        weight,
+        absmax,
+        blocksize,
+        quant_type,
+        shape,
+        inputs.dtype,
+    )
+
     rows = inputs.reshape(-1, inputs.shape[-1])
     product = torch.mm(rows, values.t()) if bias is None else torch.addmm(bias, rows, values.t())
+
     return product.view(*inputs.shape[:-1], shape[0])
 
 
@@ -73,8 +88,10 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any
-    format."""
+    """The products of a mixture's experts.
+
+    PyTorch's own fake takes bfloat16 alone, its kernels any format.
+    """
     dims = (one.dim(), other.dim())
     groups: tuple[int, ...] = ()
     if offs is not None and dims == (2, 2):
@@ -87,18 +104,28 @@ def _grouped_mm(
     elements = _GROUPED_ROW // one.itemsize
     row = -(-columns // elements) * elements
     strides = (rows * row, row, 1)[-2 - len(groups) :]
-    return one.new_empty_strided((*groups, rows, columns), strides, dtype=out_dtype)
+
+    return one.new_empty_strided(
+        (*groups, rows, columns),
+        strides,
+        dtype=out_dtype,
+    )
 
 
 def _int8_vectorwise_quant(
     inputs: torch.Tensor, threshold: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Rows scaled to int8. Outliers depend on values; none are assumed."""
-    scales = inputs.new_empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32)
+    scales = inputs.new_empty(
+        inputs.numel() // inputs.shape[-1],
+        dtype=torch.float32,
+    )
     rows = torch.empty_like(inputs, dtype=torch.int8)
     if not threshold:
         return rows, scales, None
+
     (inputs.abs() >= threshold).any()
+
     return rows, scales, inputs.new_empty(0, dtype=torch.int64)
 
 
@@ -117,12 +144,15 @@ def _int8_mixed_scaled_mm(
     out = torch.empty_like(product, dtype=torch.float16)
     if bias is not None and bias.dtype != torch.float16:
         out.add_(bias)
+
     return out.to(inputs.dtype), none
 
 
 def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the
-    library alone."""
+    """oneDNN's LSTM.
+
+    What it keeps for the backward is larger than its results, and known to the library alone.
+    """
     weights = rest[:4]
     hidden, cell = rest[4:6]
     size = rest[9]
@@ -133,12 +163,26 @@ def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, .
         torch.empty_like(cell),
     )
     nbytes = 0
+
     if training:
-        given = (inputs, *weights, hidden, cell)
+        given = (
+            inputs,
+            *weights,
+            hidden,
+            cell,
+        )
         like = tuple((tuple(tensor.shape), tensor.dtype) for tensor in given)
+
         # Lists cannot be hashed.
-        options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])
-        nbytes = _rnn_workspace(like, options, 1 if first else 0)
+        options = tuple(
+            tuple(option) if isinstance(option, list) else option for option in rest[6:]
+        )
+        nbytes = _rnn_workspace(
+            like,
+            options,
+            1 if first else 0,
+        )
+
     return *outputs, inputs.new_empty(nbytes, dtype=torch.uint8)
 
 
@@ -152,18 +196,26 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
         shape = (*shape[:axis], steps, *shape[axis + 1 :])
         tensors = [torch.zeros(shape, dtype=dtype) for shape, dtype in [(shape, dtype), *others]]
         workspace: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer(*tensors, *options)[-1]
+
         return workspace.numel()
 
     steps = like[0][0][axis]
     with _disable_current_modes(), torch.enable_grad():  # without gradients there is none
         if steps <= _STEPS:
             return nbytes(steps)
+
         half = nbytes(_STEPS // 2)
         whole = nbytes(_STEPS)
+
     return int(whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2))
 
 
-def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0) -> torch.Tensor:
+def _loss(
+    inputs: torch.Tensor,
+    _: torch.Tensor,
+    *rest: Any,
+    reduction: int = 0,
+) -> torch.Tensor:
     """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result
     keeps.
 
@@ -172,6 +224,7 @@ def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0)
     """
     losses = torch.empty_like(inputs)
     is_reduced = len(rest) <= reduction or rest[reduction]
+
     return losses.as_strided((), ()) if is_reduced else losses
 
 

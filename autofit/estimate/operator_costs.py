@@ -11,7 +11,17 @@ MATMUL = "matmul"
 ATTENTION = "attention"
 _KINDS = {
     **dict.fromkeys(
-        ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm", "linear"), MATMUL
+        (
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "_scaled_mm",
+            "_int_mm",
+            "_grouped_mm",
+            "linear",
+        ),
+        MATMUL,
     ),
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
@@ -76,6 +86,7 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
             tensors += tensors_in(*value)
         elif isinstance(value, dict):
             tensors += tensors_in(*value.values())
+
     return tensors
 
 
@@ -89,16 +100,22 @@ def _kind(func: Any) -> str | None:
         return _KINDS[name]
     if _FUSED_ATTENTION in name or "flash_attention" in name or "efficient_attention" in name:
         return ATTENTION
+
     return "memory"
 
 
 def cost_of(
-    func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    given: list[torch.Tensor],
+    result: Any,
 ) -> Cost | None:
     """The cost of one call, whose tensors are given; None for views."""
     kind = _kind(func)
     if kind is None:
         return None
+
     tensors = given + tensors_in(result)
     if not tensors:
         return None
@@ -106,6 +123,7 @@ def cost_of(
     sizes = tuple(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = func._schema.name
     factor = tensors[1] if name.endswith(_ADDED_TO) else tensors[0]
+
     return Cost(
         kind,
         str(factor.dtype).removeprefix("torch."),
@@ -120,6 +138,7 @@ def _causal_at(func: Any) -> int:
     for at, argument in enumerate(func._schema.arguments):
         if argument.name == "is_causal":
             return at
+
     return -1
 
 
@@ -127,10 +146,16 @@ def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
     at = _causal_at(func)
     if 0 <= at < len(args):
         return bool(args[at])
+
     return bool(kwargs.get("is_causal"))
 
 
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+def _flops(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+) -> int:
     name = func._schema.name
     # PyTorch 2.11 counts nothing where keys have fewer heads than queries.
     if _FUSED_ATTENTION in name:
@@ -143,6 +168,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         else:
             query, key, value = args[:3]
             sizes = query.shape[-1] + value.shape[-1]
+
         products = 2 * query.shape[:-1].numel() * key.shape[-2] * sizes
 
         # Cards' kernels skip what a causal mask hides; the CPU's are measured, whatever they skip.
@@ -164,6 +190,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     count = _FLOPS.get(func._overloadpacket)
     if count is None:
         return 0
+
     # A format among the arguments is the wider one of a product.
     args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))
+
     return int(count(*args, **kwargs, out_val=result))

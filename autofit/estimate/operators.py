@@ -68,6 +68,7 @@ class _Size:
         for prime, size in scales:
             if traced % prime == 0:
                 traced = traced // prime * size
+
         return traced
 
 
@@ -87,11 +88,16 @@ class _Like:
     def tensor(self) -> torch.Tensor:
         """A tensor of small positive numbers, or of zeros, which are valid indices and classes."""
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        flat = torch.empty(last + 1 if self.shape.numel() else 0, dtype=self.dtype)
+        flat = torch.empty(
+            last + 1 if self.shape.numel() else 0,
+            dtype=self.dtype,
+        )
+
         if self.dtype.is_floating_point and self.dtype.itemsize > 1:
             flat.uniform_(0.1, 1.0)
         else:
             flat.zero_()
+
         return flat.as_strided(self.shape, self.stride)
 
 
@@ -106,15 +112,30 @@ class _Call:
         return _call, (str(self.func), self.args, self.kwargs, self.cost)
 
     def of(self, size: _Size) -> Self:
-        args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
+        args, kwargs = tree_map_only(
+            _Like,
+            lambda like: like.of(size),
+            (self.args, self.kwargs),
+        )
         flops = size.of(self.cost.flops)
         sizes = tuple(map(size.of, self.cost.sizes))
         cost = replace(self.cost, flops=flops, sizes=sizes)
-        return replace(self, args=args, kwargs=kwargs, cost=cost)
+
+        return replace(
+            self,
+            args=args,
+            kwargs=kwargs,
+            cost=cost,
+        )
 
 
 def _call(operator: str, *rest: Any) -> _Call:
-    func: Any = reduce(getattr, operator.split("."), torch.ops)
+    func: Any = reduce(
+        getattr,
+        operator.split("."),
+        torch.ops,
+    )
+
     return _Call(func, *rest)
 
 
@@ -132,32 +153,44 @@ class Calls:
         self._bytes: dict[str, int] = {}
 
     def note(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cost: Cost
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        cost: Cost,
     ) -> None:
         """Add a call on fake tensors, without holding them."""
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
         harmless = cost.name.partition("::")[0] in _HARMLESS and cost.name not in _UNSAFE
+
         if key not in self._calls and cost.nbytes <= _LARGEST and harmless:
             given = args, dict(kwargs)
             args, kwargs = tree_map_only(torch.Tensor, _like, given)
-            self._calls[key] = _Call(func, args, dict(kwargs), cost)
+            self._calls[key] = _Call(
+                func,
+                args,
+                dict(kwargs),
+                cost,
+            )
 
     def add(self, others: Self) -> None:
         """The calls of another trace."""
         for key, nbytes in others._bytes.items():
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
+
         for key, call in others._calls.items():
             self._calls.setdefault(key, call)
 
     def measured(
         self, rates: Rates, seconds: float = MEASURING_SECONDS
     ) -> dict[str, tuple[float, float]]:
-        """By call: (seconds whatever its size, factor of the roofline's seconds). Launching is in
-        neither. The largest call of an operator in one number format stands for its calls that are
-        not measured: too large, or too unimportant for the time there is; without any, its largest
-        in another format does. So each operator's largest is timed first. All are timed in passes,
-        of which the shortest times count: other work disturbs for a while.
+        """By call: (seconds whatever its size, factor of the roofline's seconds).
+
+        Launching is in neither. The largest call of an operator in one number format stands for its
+        calls that are not measured: too large, or too unimportant for the time there is; without
+        any, its largest in another format does. So each operator's largest is timed first. All are
+        timed in passes, of which the shortest times count: other work disturbs for a while.
         """
         timed: dict[str, list[float | None]] = {}
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -183,20 +216,32 @@ class Calls:
             line = self._line(key, rates, *took)
             if line is None:
                 continue
+
             lines[key] = line
             cost = self._calls[key].cost
             lines.setdefault(cost.operator, line)
             lines.setdefault(cost.name, line)
+
         return lines
 
     def _by_importance(self) -> list[str]:
         """The calls by the bytes that each moves, but the largest of every operator before all
-        others. By what is timed in 1.5 seconds, predicted steps of bert's space deviate by 3 %
-        then, and by 8 % in the order of bytes alone."""
-        largest_first = sorted(self._calls, key=lambda key: -self._bytes[key])
+        others.
+
+        By what is timed in 1.5 seconds, predicted steps of bert's space deviate by 3 % then, and by
+        8 % in the order of bytes alone.
+        """
+        largest_first = sorted(
+            self._calls,
+            key=lambda key: -self._bytes[key],
+        )
         firsts: dict[str, str] = {}
         for key in largest_first:
-            firsts.setdefault(self._calls[key].cost.operator, key)
+            firsts.setdefault(
+                self._calls[key].cost.operator,
+                key,
+            )
+
         return list(dict.fromkeys([*firsts.values(), *largest_first]))
 
     def _sizes_of(self, key: str, rates: Rates) -> tuple[_Call | None, _Call | None]:
@@ -210,12 +255,18 @@ class Calls:
             small = traced.of(_Size(self._symbols, *_SMALL))
             if small.cost.sizes == large.cost.sizes:
                 small = None
+
         if working_seconds(large.cost, _roofline(rates)) < _LEAST_SECONDS:
             return None, None
+
         return large, small
 
     def _line(
-        self, key: str, rates: Rates, took: float | None, less: float | None
+        self,
+        key: str,
+        rates: Rates,
+        took: float | None,
+        less: float | None,
     ) -> tuple[float, float] | None:
         """(seconds whatever the size, factor of the roofline's seconds) of a call that took so
         many seconds in its large and its small size; None where it was not timed."""
@@ -232,11 +283,16 @@ class Calls:
             fixed = less - factor * expected_less
             if fixed > 0.0 and factor > _LEAST:
                 return fixed, min(factor, _MOST)
+
         return 0.0, min(max(took / expected, _LEAST), _MOST)
 
 
 def _like(tensor: torch.Tensor) -> _Like:
-    return _Like(tensor.shape, tensor.stride(), tensor.dtype)
+    return _Like(
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
 
 
 def _roofline(rates: Rates) -> Speed:
@@ -248,13 +304,18 @@ def _pace(rates: Rates) -> float:
     product = torch.ones(SIZE, SIZE)
     start = time.perf_counter()
     torch.matmul(product, product)
+
     return (time.perf_counter() - start) * rates.matmul["float32"] / (2 * SIZE**3)
 
 
 def _seconds(call: _Call) -> float | None:
     """The shortest of a few real calls; None where a kernel refuses made-up values."""
     times: list[float] = []
-    args, kwargs = tree_map_only(_Like, _Like.tensor, (call.args, call.kwargs))
+    args, kwargs = tree_map_only(
+        _Like,
+        _Like.tensor,
+        (call.args, call.kwargs),
+    )
     for _ in range(_WARM + _REPEATS):
         start = time.perf_counter()
         try:
@@ -265,4 +326,5 @@ def _seconds(call: _Call) -> float | None:
         times.append(time.perf_counter() - start)
         if len(times) > _WARM and sum(times) > _LONG:
             break
+
     return min(times[_WARM:])

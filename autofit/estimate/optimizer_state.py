@@ -1,5 +1,5 @@
-"""An optimizer's state and step for the weights of a whole model, from a step of the real one on one of each shape. A
-model of billions of weights has a dozen shapes."""
+"""An optimizer's state and step for the weights of a whole model, from a step of the real one on
+one of each shape. A model of billions of weights has a dozen shapes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +47,7 @@ class OptimizerCost:
         """How long the step takes on the device."""
         working = sum(count * working_seconds(cost, speed) for cost, count in self.operators)
         launching = self.launches * speed.rates.launch_seconds
+
         return max(working, launching) if speed.asynchronous else working + launching
 
 
@@ -64,15 +65,24 @@ def cost_of_update(
     shapes: Shapes,
     calls: Calls | None = None,
 ) -> OptimizerCost:
-    """The cost of a step of the config's optimizer for so many weights of each kind; its operators go to `calls`."""
-    *steps, together = _traced(workload, hardware, config, list(shapes), calls)
+    """The cost of a step of the config's optimizer for so many weights of each kind; its operators
+    go to `calls`."""
+    *steps, together = _traced(
+        workload,
+        hardware,
+        config,
+        list(shapes),
+        calls,
+    )
     counted = list(zip(steps, shapes.values(), strict=True))
     most = max((step.temporary for step in steps), default=0)
     summed = sum(step.temporary for step in steps)
+
     # An optimizer that steps all weights at once needs temporaries for all of them at once.
     at_once = (
         len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
     )
+
     return OptimizerCost(
         weights=sum(
             shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()
@@ -96,7 +106,8 @@ def _traced(
     calls: Calls | None,
 ) -> list[_Step]:
     """A step of one weight of each kind alone, then one of all of them together."""
-    recorder, steps = Recorder(hardware), []
+    recorder = Recorder(hardware)
+    steps = []
     recorder.called = calls.note if calls else None
     with fake_device(hardware), recorder:
         weights = nn.ParameterList(
@@ -104,7 +115,14 @@ def _traced(
         )
         for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
             weight.of_block = of_block
-        setup = fake_setup(workload, config, hardware, weights, recorder)
+
+        setup = fake_setup(
+            workload,
+            config,
+            hardware,
+            weights,
+            recorder,
+        )
         technique_named("optimizer").trace(setup, config.optimizer)
         optimizer = setup.optimizer
         for stepped in [*([weight] for weight in weights), list(weights)]:
@@ -112,27 +130,43 @@ def _traced(
                 optimizer.zero_grad(set_to_none=True)
                 for weight in stepped:
                     weight.grad = torch.empty_like(weight)
-                before, first = recorder.live, len(recorder.costs)
+
+                before = recorder.live
+                first = len(recorder.costs)
                 recorder.reset_peak()
                 optimizer.step()
-            temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
+
+            temporary = recorder.peak - before
+            costs = tuple(recorder.costs[first:])
             steps.append(
-                _Step(*_state_bytes(optimizer, stepped, recorder, hardware), temporary, costs)
+                _Step(
+                    *_state_bytes(optimizer, stepped, recorder, hardware),
+                    temporary,
+                    costs,
+                )
             )
+
     return steps
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
-    """The shapes for another LoRA rank than the traced prime. Experts have a multiple of it in one matrix."""
+    """The shapes for another LoRA rank than the traced prime.
+
+    Experts have a multiple of it in one matrix.
+    """
     scaled: Counter[Kind] = Counter()
     for (shape, dtype, of_block), count in shapes.items():
         sizes = torch.Size(size // prime * rank if size % prime == 0 else size for size in shape)
         scaled[sizes, dtype, of_block] += count
+
     return scaled
 
 
 def _state_bytes(
-    optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware
+    optimizer: Optimizer,
+    weights: Sequence[nn.Parameter],
+    recorder: Recorder,
+    hardware: Hardware,
 ) -> tuple[int, int]:
     """Bytes of the optimizer's state for these weights on the device and on the host."""
     states = [
@@ -145,4 +179,5 @@ def _state_bytes(
         sum(sizes[storage] for storage in storages if recorder.labels.get(storage) == label)
         for label in ("optimizer", HOST)
     )
+
     return on_device, paged

@@ -36,7 +36,10 @@ class _Packed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, lengths: Tensor, batch_first: bool
+        ctx: Any,
+        inputs: Tensor,
+        lengths: Tensor,
+        batch_first: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.batch_first = batch_first
         ctx.shape = inputs.shape
@@ -47,6 +50,7 @@ class _Packed(torch.autograd.Function):
         ctx.sizes = [sum(length > step for length in known) for step in range(known[0])]
         sizes = torch.tensor(ctx.sizes)
         ctx.mark_non_differentiable(sizes)
+
         return inputs.new_empty((sum(known), *inputs.shape[2:])), sizes
 
     @staticmethod
@@ -56,15 +60,23 @@ class _Packed(torch.autograd.Function):
             inputs[step, : len(part)].copy_(part)
         if ctx.batch_first:
             inputs = inputs.transpose(0, 1)
+
         return inputs, None, None
 
 
 def _padded(
-    data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
+    data: Tensor,
+    sizes: Tensor,
+    batch_first: bool,
+    value: float,
+    total: int,
 ) -> tuple[Tensor, Tensor]:
     """The inverse (_pad_packed_sequence)."""
     known = sizes.tolist()
-    padded = data.new_full((max(total, len(known)), known[0], *data.shape[1:]), value)
+    padded = data.new_full(
+        (max(total, len(known)), known[0], *data.shape[1:]),
+        value,
+    )
     step = 0
     start = 0
     for size, run in groupby(known):
@@ -77,6 +89,7 @@ def _padded(
     lengths = torch.tensor([sum(size > number for size in known) for number in range(known[0])])
     if batch_first:
         padded = padded.transpose(0, 1)
+
     return padded, lengths
 
 
@@ -101,19 +114,32 @@ def _layer(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
                 start = [part[index] for part in states]
                 own = weights[index * of_each : (index + 1) * of_each]
                 run = _backwards if index % directions else _forwards
-                output, end = run(cell, data, sizes, start, own)
+
+                output, end = run(
+                    cell,
+                    data,
+                    sizes,
+                    start,
+                    own,
+                )
                 outputs.append(output)
                 ends.append(end)
+
             data = torch.cat(outputs, -1) if bidirectional else outputs[0]
             if dropout and training and number < count - 1:
                 data = functional.dropout(data, dropout)
+
         return data, *(torch.stack(parts) for parts in zip(*ends, strict=True))
 
     return layers
 
 
 def _forwards(
-    cell: _Cell, data: Tensor, sizes: list[int], state: _State, weights: list[Tensor]
+    cell: _Cell,
+    data: Tensor,
+    sizes: list[int],
+    state: _State,
+    weights: list[Tensor],
 ) -> tuple[Any, _State]:
     outputs = []
     ended = []
@@ -121,14 +147,21 @@ def _forwards(
         if len(step) < len(state[0]):  # some sequences have ended
             ended.append([part[len(step) :] for part in state])
             state = [part[: len(step)] for part in state]
+
         state = cell(step, state, weights)
         outputs.append(state[0])
+
     ends = zip(*reversed([*ended, state]), strict=True)
+
     return torch.cat(outputs), [torch.cat(parts) for parts in ends]
 
 
 def _backwards(
-    cell: _Cell, data: Tensor, sizes: list[int], start: _State, weights: list[Tensor]
+    cell: _Cell,
+    data: Tensor,
+    sizes: list[int],
+    start: _State,
+    weights: list[Tensor],
 ) -> tuple[Any, _State]:
     outputs = []
     state = [part[: sizes[-1]] for part in start]
@@ -136,13 +169,19 @@ def _backwards(
         if len(step) > len(state[0]):  # longer ones begin
             more = [part[len(state[0]) : len(step)] for part in start]
             state = [torch.cat(parts) for parts in zip(state, more, strict=True)]
+
         state = cell(step, state, weights)
         outputs.append(state[0])
+
     return torch.cat(outputs[::-1]), state
 
 
 def _steps(
-    data: Tensor, sizes: list[int], weights: list[Tensor], *, last_first: bool = False
+    data: Tensor,
+    sizes: list[int],
+    weights: list[Tensor],
+    *,
+    last_first: bool = False,
 ) -> Iterator[Tensor]:
     """Each cut when its turn comes: a backward goes the other way, and sums gradients as large as
     all inputs."""
@@ -150,6 +189,7 @@ def _steps(
     places = list(zip(accumulate(sizes), sizes, strict=True))
     if last_first:
         places.reverse()
+
     for end, size in places:
         yield inputs[end - size : end]
 
@@ -159,6 +199,7 @@ def _gru(step: Tensor, state: _State, weights: list[Tensor]) -> _State:
     hidden = _of_state(state, weights).unsafe_chunk(3, 1)
     reset, update = (hidden[gate].add_(inputs[gate]).sigmoid_() for gate in range(2))
     new = inputs[2].add(hidden[2].mul_(reset)).tanh_()
+
     return [(state[0] - new).mul_(update).add_(new)]
 
 
@@ -170,6 +211,7 @@ def _lstm(step: Tensor, state: _State, weights: list[Tensor]) -> _State:
     projected = hidden
     if len(weights) % 2:  # the last one projects
         projected = functional.linear(hidden, weights[-1])
+
     return [projected, memory]
 
 
@@ -177,8 +219,18 @@ def _of_state(state: _State, weights: list[Tensor]) -> Tensor:
     return functional.linear(state[0], weights[1], *weights[3:4])
 
 
-def _rnn(activate: str, step: Tensor, state: _State, weights: list[Tensor]) -> _State:
-    return [getattr(_of_state(state, weights).add_(step), activate)()]
+def _rnn(
+    activate: str,
+    step: Tensor,
+    state: _State,
+    weights: list[Tensor],
+) -> _State:
+    return [
+        getattr(
+            _of_state(state, weights).add_(step),
+            activate,
+        )()
+    ]
 
 
 _CELLS: dict[str, _Cell] = {"gru": _gru, "lstm": _lstm}

@@ -60,8 +60,13 @@ class Pass:
             before = np.zeros_like(self.segments.parameters)
             leaving = leaves * self.segments.streamed_block
             self._memory[key] = run_schedule(
-                self.schedule, mode, before, resting=resting, leaving=leaving
+                self.schedule,
+                mode,
+                before,
+                resting=resting,
+                leaving=leaving,
             )
+
         return self._memory[key]
 
     @cached_property
@@ -74,6 +79,7 @@ class Pass:
             for segment in run:
                 total = total + repeats * segment.saved
                 newest = np.where(segment.newest > 0.0, segment.newest, newest)
+
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
     def seconds(
@@ -99,6 +105,7 @@ class Pass:
             config.optimizer_offload,
             config.reference == OFFLOADED,
         )
+
         key = (
             speed.tf32,
             speed.compiled,
@@ -113,10 +120,20 @@ class Pass:
         copied = self._copied(config, adding)
         if several:
             moving = sum(copied.values()) / speed.rates.link
-            seconds = np.maximum(self._of_several(computing, speed, exchanges, last), moving)
+            seconds = np.maximum(
+                self._of_several(computing, speed, exchanges, last),
+                moving,
+            )
         else:
-            seconds = self._alone(computing, speed, copied, self._copies(config, adding))
+            seconds = self._alone(
+                computing,
+                speed,
+                copied,
+                self._copies(config, adding),
+            )
+
         self._seconds[key] = seconds
+
         return seconds
 
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
@@ -126,13 +143,17 @@ class Pass:
         resident = none
         if config.activation_offload == "cpu":
             moved, resident = self.saved
+
         streamed = none
         if config.parameter_offload == "cpu":
             streamed = self.segments.streamed
+
         gradients = none
         if rest_on_host(config):
             gradients = self.segments.gradients
+
         gradients = gradients + adding * streamed
+
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied),
             "backward": moved - resident + _ways(config) * streamed + gradients,
@@ -145,6 +166,7 @@ class Pass:
             for run, repeats in self.schedule:
                 for segment in run:
                     moved = moved + repeats * segment.moved
+
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
 
@@ -153,9 +175,11 @@ class Pass:
             streamed = self.segments.streamed_weights
             if config.quantization != "int8" and self.segments.depth:
                 streamed = self.segments.depth.whole - 2  # blocks, of which each is one copy
+
         gradients = adding * self.segments.streamed_weights
         if rest_on_host(config):
             gradients += sum(self.segments.shapes.values())
+
         return {
             "forward": moved + streamed + self._of_copy(config, self.segments.copied_weights),
             "backward": returned + _ways(config) * streamed + gradients,
@@ -175,7 +199,9 @@ class Pass:
                 key = id(segment), speed.tf32, speed.compiled, passes
                 if key not in self.computed:
                     self.computed[key] = _computing(segment, speed, passes)
+
                 found[id(segment)] = self.computed[key]
+
         return found
 
     def _alone(
@@ -203,18 +229,30 @@ class Pass:
         for phase, nbytes in copied.items():
             busy = _together(speed, working[phase], launching[phase])
             phases.append(np.maximum(busy, nbytes / speed.rates.link))
+
         forward, backward = phases
+
         return forward + backward
 
     def _of_several(
-        self, computing: Computing, speed: Speed, exchanges: Exchanges, last: bool
+        self,
+        computing: Computing,
+        speed: Speed,
+        exchanges: Exchanges,
+        last: bool,
     ) -> Floats:
         """Beside what its ranks exchange."""
 
         def unit(segment: Segment, times: Repeats) -> Unit:
             waited, gathered, reduced = exchanges.seconds(segment, speed, last=last)
             busy = _together(speed, *computing[id(segment)])
-            return Unit(times * busy, times * waited, times * gathered, times * reduced)
+
+            return Unit(
+                times * busy,
+                times * waited,
+                times * gathered,
+                times * reduced,
+            )
 
         phases: dict[str, list[tuple[Sequence[Unit], int]]] = {"forward": [], "backward": []}
         for run, repeats in self.schedule:
@@ -224,12 +262,14 @@ class Pass:
                 rounds = repeats
             else:  # chunks of a loss, which have another number at each pair
                 times = repeats
+
             units = [unit(segment, times) for segment in run]
             phases[run[0].phase].append((units, rounds))
 
         together = micro_batch if speed.asynchronous else one_after_another
         of_all = together(phases["forward"], phases["backward"])
         seconds: Floats = np.zeros_like(self.segments.parameters) + of_all
+
         return seconds
 
 
@@ -237,6 +277,7 @@ def _computing(segment: Segment, speed: Speed, passes: int) -> tuple[Floats, Flo
     """The seconds that the device works for a segment, and that the host takes to launch that."""
     seconds = segment.work.seconds(speed, passes=passes)
     launching = seconds.pop("launch")
+
     return sum(seconds.values(), np.zeros_like(launching)), launching
 
 

@@ -24,7 +24,12 @@ MOST_COMPILED = 1.15
 # recomputes: 0.17 to 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are
 # offloaded, 0.08 beside int8 layers. Of Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA
 # allocator gave them when rehearsed without kernels.
-_RECOMPUTED = {"none": 0.23, "alternate": 0.18, "selective": 0.05, "full": 0.0}
+_RECOMPUTED = {
+    "none": 0.23,
+    "alternate": 0.18,
+    "selective": 0.05,
+    "full": 0.0,
+}
 _RECOMPUTED_INT8 = 0.08
 RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
 
@@ -52,19 +57,24 @@ def in_blocks(nbytes: int, hardware: Hardware) -> int:
 
 
 def rounded(
-    trace: Trace, hardware: Hardware, events: Iterable[Event] | None = None
+    trace: Trace,
+    hardware: Hardware,
+    events: Iterable[Event] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """The events as the target's allocator counts them: (storage, bytes), 0 bytes for what is on
     the host.
 
-    `events`: others than those of the step.
+    Args:
+        events: others than those of the step.
     """
     if events is None:
         events = trace.events
+
     for event in events:
         nbytes = event.nbytes
         if trace.labels.get(event.storage) == HOST:
             nbytes = 0
+
         yield event.storage, in_blocks(nbytes, hardware)
 
 
@@ -84,13 +94,17 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
             highest = live
             at = number
 
-    return Peak(highest, trace.phase_at(at), _parts(trace, hardware, at))
+    return Peak(
+        highest,
+        trace.phase_at(at),
+        _parts(trace, hardware, at),
+    )
 
 
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
     """The most bytes that live in an evaluation and in a saving, by their names, as far as they are
     known."""
-    return trace.of_whole(lambda each: _between(each, hardware))
+    return trace.of_whole(lambda followed: _between(followed, hardware))
 
 
 def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
@@ -103,13 +117,15 @@ def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
             live += nbytes - sizes.get(storage, 0)
             sizes[storage] = nbytes
             highest = max(highest, live)
+
         peaks[what] = highest
+
     return peaks
 
 
 def host_bytes_of(trace: Trace) -> int:
     """The most bytes of offloaded tensors that the host holds at once."""
-    return trace.of_whole(lambda each: {HOST: _most_on_host(each)})[HOST]
+    return trace.of_whole(lambda followed: {HOST: _most_on_host(followed)})[HOST]
 
 
 def _most_on_host(trace: Trace) -> int:
@@ -121,6 +137,7 @@ def _most_on_host(trace: Trace) -> int:
             total += event.nbytes - live.get(event.storage, 0)
             live[event.storage] = event.nbytes
             most = max(most, total)
+
     return most
 
 
@@ -139,6 +156,7 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
         if label not in parts:
             saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
+
         parts[label] += nbytes
 
     # What several devices alone have is left out where it is nothing.
@@ -148,12 +166,16 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
     """The share of its activations that a config's compiled code recomputes in the backward instead
-    of saving. None where nothing is compiled, or where no rule is known."""
+    of saving.
+
+    None where nothing is compiled, or where no rule is known.
+    """
     transformer = (
         hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
     )
     if config.compile == "none" or not transformer:
         return None
+
     share = _share_recomputed(config.activation_checkpointing, workload)
     if share is None:
         return None
@@ -161,6 +183,7 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
         return 0.0
     if config.quantization == "int8":
         share = min(share, _RECOMPUTED_INT8)
+
     return share
 
 
@@ -174,5 +197,7 @@ def _share_recomputed(checkpointing: str, workload: Workload) -> float | None:
     shares = {0.0: _RECOMPUTED[some.rest], 1.0: _RECOMPUTED[some.value]}
     if some.rest == "none":
         shares[0.5] = _RECOMPUTED["alternate"]
+
     number = some.number / workload.traits.blocks
+
     return float(np.interp(number, sorted(shares), [shares[at] for at in sorted(shares)]))

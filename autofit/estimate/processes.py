@@ -63,6 +63,7 @@ class Workers:
         for answer in answers:
             found.append(answer)
             notify()
+
         return found
 
     def close(self) -> None:
@@ -79,6 +80,7 @@ class Workers:
                 initializer=_begin,
                 initargs=(tuple(self.functions),),
             )
+
         return self._pool
 
 

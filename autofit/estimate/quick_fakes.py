@@ -1,5 +1,5 @@
-"""PyTorch's mode of fake tensors without the checks that it makes at every operator, which take half
-of a trace."""
+"""PyTorch's mode of fake tensors without the checks that it makes at every operator, which take
+half of a trace."""
 
 from typing import Any
 
@@ -41,17 +41,34 @@ class QuickFakes(FakeTensorMode):
         # its shape.
         self._fresh: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         # Neither is remembered by PyTorch.
         if func is torch.ops.aten._unsafe_view.default:
             func = torch.ops.aten.view.default
         elif func in _RANGES:
             with no_dispatch():
                 return func(*args, **(kwargs or {}))
-        return self.dispatch(func, types, args, kwargs or {})
+
+        return self.dispatch(
+            func,
+            types,
+            args,
+            kwargs or {},
+        )
 
     def _get_output_tensor_from_cache_entry(
-        self, state: Any, entry: Any, key: Any, func: Any, args: Any
+        self,
+        state: Any,
+        entry: Any,
+        key: Any,
+        func: Any,
+        args: Any,
     ) -> FakeTensor | None:
         made = entry.metadata
         fresh = self._fresh.get(made.device) if made is not None else None
@@ -62,18 +79,39 @@ class QuickFakes(FakeTensorMode):
             or made.is_conj
             or made.is_neg
         ):
-            fake = super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+            fake = super()._get_output_tensor_from_cache_entry(
+                state,
+                entry,
+                key,
+                func,
+                args,
+            )
+
             if made is not None and entry.inplace_idx is None and fake is not None:
-                self._fresh.setdefault(made.device, (fake.fake_device, dict(fake.__dict__)))
+                self._fresh.setdefault(
+                    made.device,
+                    (fake.fake_device, dict(fake.__dict__)),
+                )
+
             return fake
 
         with no_dispatch():
             if isinstance(func, OpOverload) and func.is_view:
                 storage = args[entry.view_idx].untyped_storage()
                 meta = torch.empty(0, dtype=made.dtype, device="meta")
-                meta.set_(storage, made.storage_offset, made.shape, made.stride)
+                meta.set_(
+                    storage,
+                    made.storage_offset,
+                    made.shape,
+                    made.stride,
+                )
             else:
-                meta = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
+                meta = torch.empty_strided(
+                    made.shape,
+                    made.stride,
+                    dtype=made.dtype,
+                    device="meta",
+                )
 
         device, attributes = fresh
         fake = torch.Tensor._make_subclass(
@@ -85,10 +123,15 @@ class QuickFakes(FakeTensorMode):
         )
         torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(attributes)
+
         return fake
 
     def _prep_args_for_hash(
-        self, result: list[Any], args: Any, state: Any, id_hashed_objects: list[Any]
+        self,
+        result: list[Any],
+        args: Any,
+        state: Any,
+        id_hashed_objects: list[Any],
     ) -> None:
         given = args
         if isinstance(args, dict):
@@ -103,8 +146,14 @@ class QuickFakes(FakeTensorMode):
             elif type(arg) in (list, tuple):
                 self._prep_args_for_hash(key, arg, state, id_hashed_objects)
             else:
-                super()._prep_args_for_hash(result, args, state, id_hashed_objects)
+                super()._prep_args_for_hash(
+                    result,
+                    args,
+                    state,
+                    id_hashed_objects,
+                )
                 return
+
         result.append(tuple(key))
 
     def _is_plain(self, fake: FakeTensor) -> bool:

@@ -1,6 +1,8 @@
-"""How long a step of one of several ranks takes, from the trace of it: what it computes, and what it exchanges beside.
+"""How long a step of one of several ranks takes, from the trace of it: what it computes, and what
+it exchanges beside.
 
-What FSDP2 and DDP exchange overlaps with computation, but on CPUs; layers and tokens that are split wait for theirs.
+What FSDP2 and DDP exchange overlaps with computation, but on CPUs; layers and tokens that are split
+wait for theirs.
 """
 
 import itertools
@@ -27,9 +29,14 @@ from autofit.hardware.catalogue import links_of
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What a rank computes and exchanges in a step: in forward and backward of its last micro-batch and of each of the
-    `earlier` ones, and the seconds of its update, in which it exchanges nothing. `in_turn`: it does not compute while
-    it exchanges."""
+    """What a rank computes and exchanges in a step.
+
+    Attributes:
+        last: forward and backward of its last micro-batch.
+        each: forward and backward of each of the `earlier` ones.
+        update: the seconds of its update, in which it exchanges nothing.
+        in_turn: it does not compute while it exchanges.
+    """
 
     last: tuple[Runs, Runs]
     each: tuple[Runs, Runs]
@@ -43,6 +50,7 @@ class Exchanges:
         last, each = (
             of_units(*(_slowed(runs, slower) for runs in both)) for both in (self.last, self.each)
         )
+
         return float(last + self.earlier * each)
 
     def waiting(self, computing: float) -> float:
@@ -53,6 +61,7 @@ class Exchanges:
         )
         micro = last + self.earlier * each
         slower = computing / float(micro + self.update)
+
         return max(0.0, self.seconds(slower) - slower * float(micro))
 
 
@@ -63,35 +72,65 @@ def _slowed(runs: Runs, slower: float) -> Runs:
     ]
 
 
-def step_seconds(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> float:
+def step_seconds(
+    traced: Trace,
+    speed: Speed,
+    hardware: Hardware,
+    links: Links,
+) -> float:
     """The seconds of all micro-batches of a step."""
     return _exchanges(traced, speed, hardware, links).seconds()
 
 
-def _exchanges(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> Exchanges:
-    """The traced micro-batch is the last, after which gradients of replicas and of adapters are averaged; other shards
-    are reduced in each."""
+def _exchanges(
+    traced: Trace,
+    speed: Speed,
+    hardware: Hardware,
+    links: Links,
+) -> Exchanges:
+    """The traced micro-batch is the last, after which gradients of replicas and of adapters are
+    averaged; other shards are reduced in each."""
     units = _Units(traced, speed, hardware, links)
-    layout, adapters = Layout.of(traced.config), bool(traced.config.lora_rank)
+    layout = Layout.of(traced.config)
+    adapters = bool(traced.config.lora_rank)
     earlier = (traced.config.gradient_accumulation_steps or 1) - 1
     reduced = () if adapters or layout.shard * layout.context == 1 else ("reduce_scatter",)
-    last, each = units.all(("reduce_scatter", "all_reduce")), units.all(reduced)
-    return Exchanges(last, each, earlier, in_turn=not speed.asynchronous)
+    last = units.all(("reduce_scatter", "all_reduce"))
+    each = units.all(reduced)
+
+    return Exchanges(
+        last,
+        each,
+        earlier,
+        in_turn=not speed.asynchronous,
+    )
 
 
 def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exchanges:
-    """What the first rank of a config exchanges, and the computation beside it. Raises UntraceableError where the
-    model's code needs values."""
-    skeleton = Skeleton.cut_short(workload, hardware, Cut.of(config))
-    traced, rates = (
-        trace_skeleton(workload, config, hardware, skeleton),
-        rates_for(hardware) or UNKNOWN,
+    """What the first rank of a config exchanges, and the computation beside it.
+
+    Raises:
+        UntraceableError: the model's code needs values.
+    """
+    skeleton = Skeleton.cut_short(
+        workload,
+        hardware,
+        Cut.of(config),
     )
-    found = _exchanges(traced, Speed.of(rates, hardware, config), hardware, links_of(hardware))
+    traced = trace_skeleton(workload, config, hardware, skeleton)
+    rates = rates_for(hardware) or UNKNOWN
+
+    found = _exchanges(
+        traced,
+        Speed.of(rates, hardware, config),
+        hardware,
+        links_of(hardware),
+    )
     sizes = [(math.prod(shape), traced.times(block)) for shape, _, block in traced.shapes]
     updated = sum(
         traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, config)).values()
     )
+
     return replace(
         found,
         update=updated
@@ -101,16 +140,29 @@ def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exch
 
 
 class _Units:
-    def __init__(self, traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> None:
-        self._traced, self._speed, self._hardware, self._links = traced, speed, hardware, links
+    def __init__(
+        self,
+        traced: Trace,
+        speed: Speed,
+        hardware: Hardware,
+        links: Links,
+    ) -> None:
+        self._traced = traced
+        self._speed = speed
+        self._hardware = hardware
+        self._links = links
 
     def all(self, reduced: Sequence[str]) -> tuple[Runs, Runs]:
-        """The model's beginning, its blocks, and its end, forward and backward; `reduced`: the collectives that
-        gradients take part in."""
+        """The model's beginning, its blocks, and its end, forward and backward.
+
+        Args:
+            reduced: the collectives that gradients take part in.
+        """
         traced = self._traced
         forward, backward = (_by_block(traced.spans(phase)) for phase in ("forward", "backward"))
         ahead = [([self._unit(spans)], traced.times(block)) for block, spans in forward]
         back = [([self._unit(spans, reduced)], traced.times(block)) for block, spans in backward]
+
         return ahead, back
 
     def _unit(self, spans: Sequence[Span], reduced: Sequence[str] = ()) -> Unit:
@@ -125,25 +177,34 @@ class _Units:
         return sum(self._traced.waits(spans, self._speed).values())
 
     def _waited(self, spans: Sequence[Span]) -> float:
-        waited_for = [each for each in self._of(spans) if each.waits]
+        waited_for = [collective for collective in self._of(spans) if collective.waits]
         return self._exchanging(waited_for) + redistributing(self._speed) * len(waited_for)
 
     def _beside(self, spans: Sequence[Span], kinds: Sequence[str]) -> Iterable[Collective]:
-        return (each for each in self._of(spans) if not each.waits and each.kind in kinds)
+        return (
+            collective
+            for collective in self._of(spans)
+            if not collective.waits and collective.kind in kinds
+        )
 
     def _of(self, spans: Sequence[Span]) -> list[Collective]:
         found = self._traced.collectives
         return [
-            each
+            collective
             for mark, after in spans
-            for each in found
-            if mark.events <= each.event < after.events
+            for collective in found
+            if mark.events <= collective.event < after.events
         ]
 
     def _exchanging(self, collectives: Iterable[Collective]) -> float:
-        groups = ((each, group_of(each.ranks, each.stride, self._hardware)) for each in collectives)
+        groups = (
+            (collective, group_of(collective.ranks, collective.stride, self._hardware))
+            for collective in collectives
+        )
+
         return sum(
-            float(seconds(each.kind, each.nbytes, group, self._links)) for each, group in groups
+            float(seconds(collective.kind, collective.nbytes, group, self._links))
+            for collective, group in groups
         )
 
 
@@ -156,6 +217,7 @@ def _by_block(spans: Sequence[Span]) -> list[tuple[int | None, list[Span]]]:
 
 
 def group_of(ranks: int, stride: int, hardware: Hardware) -> Group:
-    """So many ranks, each so far from the next one in the order of ranks, in which nodes are filled."""
+    """So many ranks, each so far from the next one in the order of ranks, in which nodes are
+    filled."""
     devices = min(ranks, max(1, hardware.devices // stride))
     return Group(devices, ranks // devices)

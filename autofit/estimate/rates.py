@@ -49,7 +49,11 @@ _REACHED_BANDWIDTH = 0.78
 # tenth below its best (0.73 and 0.63 of the sheet without mask, arXiv 2307.08691), on Hopper 0.35
 # of the sheet (370 TFLOP/s, arXiv 2407.08608, which also has 600 of cuDNN's forward); cutlass' and
 # cuDNN's backward, and both on other cards: guesses from these.
-_ATTENTION = {"flash": (0.66, 0.56), "efficient": (0.45, 0.30), "cudnn": (0.70, 0.58)}
+_ATTENTION = {
+    "flash": (0.66, 0.56),
+    "efficient": (0.45, 0.30),
+    "cudnn": (0.70, 0.58),
+}
 _ON_HOPPER = {"flash": (0.42, 0.35)}
 _HERE = "measured on this machine"
 _FORM = 5  # of what is cached: one more whenever something else is measured
@@ -112,7 +116,11 @@ class Rates:
 # For an unknown device: an A100's, so that configs can at least be ranked, and fp8 at twice bf16,
 # as on every card that has it.
 UNKNOWN = Rates(
-    matmul={"float32": 16e12, "tf32": 125e12, **dict.fromkeys(("bfloat16", "float16"), 250e12)}
+    matmul={
+        "float32": 16e12,
+        "tf32": 125e12,
+        **dict.fromkeys(("bfloat16", "float16"), 250e12),
+    }
     | dict.fromkeys(("float8", "int8"), 500e12),
     bandwidth=1.8e12,
     link=25e9,
@@ -126,6 +134,7 @@ def rate_of(rates: Mapping[str, float], dtype: str) -> float:
     name = format_of(dtype)
     if name in rates:
         return rates[name]
+
     return rates.get("float32", min(rates.values()))
 
 
@@ -161,6 +170,7 @@ def _kernels(card: Card) -> dict[str, float]:
         operator = f"aten::_scaled_dot_product_{name}_attention"
         factors[operator] = 1 / forward
         factors[f"{operator}_backward"] = 1 / backward
+
     return factors
 
 
@@ -175,8 +185,10 @@ def _reached(card: Card, kind: str) -> float:
         share = _REACHED_BY_GEFORCE
     else:
         share = _REACHED_BY_OTHERS * _SUSTAINED
+
     if kind == "fp8":
         share *= _FP8_TO_BF16
+
     return share
 
 
@@ -185,6 +197,7 @@ def rates_for(hardware: Hardware) -> Rates | None:
     host that it was detected with; None for an unknown one."""
     if hardware.device == "cpu":
         return _cached(hardware)
+
     card = card_like(hardware)
     if card is None:
         return None
@@ -194,6 +207,7 @@ def rates_for(hardware: Hardware) -> Rates | None:
         rates = replace(rates, link=hardware.host_link)
     if hardware.dispatch_seconds is None:
         return rates
+
     return replace(
         rates,
         launch_seconds=_LAUNCHES * hardware.dispatch_seconds,
@@ -211,6 +225,7 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
     source = torch.ones(_COPIED // 4)
     target = torch.empty(_COPIED // 4)
     small = torch.ones(8)
+
     tasks: dict[str, Callable[[], object]] = {
         **{name: partial(torch.matmul, matrix, matrix) for name, matrix in products.items()},
         "copy": lambda: target.copy_(source),
@@ -218,6 +233,7 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
         "small": lambda: chain(small),
         "pass": lambda: _passed(small),
     }
+
     # The first of each imports and makes what the others find, for a second.
     for task in tasks.values():
         task()
@@ -232,6 +248,7 @@ def measure(seconds: float = 0.5, clock: Callable[[], float] = time.perf_counter
 
     took = {name: min(seconds) for name, seconds in times.items()}
     bandwidth = 2 * _COPIED / took["copy"]
+
     return Rates(
         matmul={name: 2 * SIZE**3 / took[name] for name in products},
         bandwidth=bandwidth,
@@ -252,11 +269,19 @@ def _passed(small: torch.Tensor) -> None:
 
 def _cached(hardware: Hardware) -> Rates:
     """Measured once per machine, version of PyTorch and number of threads."""
-    facts = (_FORM, hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
+    facts = (
+        _FORM,
+        hardware.name,
+        hardware.cores,
+        torch.get_num_threads(),
+        torch.__version__,
+    )
     path = cache_file("rates", f"{digest(repr(facts))}.json")
     found: Rates | None = read_cache(path, Rates)
     if found is not None:
         return found
+
     rates = measure()
     write_cache(path, asdict(rates))
+
     return rates

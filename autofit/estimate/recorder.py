@@ -200,6 +200,7 @@ class Recorder(StorageTracker):
             # The state of an offloaded optimizer stays on the host.
             if self.labels.get(number) == HOST:
                 continue
+
             self.labels[number] = name
             if name == "gradients":
                 self.completed[number] = len(self.events)
@@ -225,6 +226,7 @@ class Recorder(StorageTracker):
             for key, number in list(self._numbers.items()):
                 if number > before:
                     del self._numbers[key]
+
             for number in list(self.labels):
                 if number > before:
                     del self.labels[number]
@@ -235,7 +237,9 @@ class Recorder(StorageTracker):
         for event in self.events:
             if event.nbytes and event.storage in sizes:
                 event = replace(event, nbytes=sizes[event.storage])
+
             events.append(event)
+
         self.events = events
 
     def storages_of(self, value: Any) -> Iterator[int]:
@@ -268,7 +272,11 @@ class Recorder(StorageTracker):
         return copy.copy_(tensor)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
         # Seven of ten calls; the fake mode would run all of its own checks on them.
         if func is _DEVICE:
@@ -284,20 +292,23 @@ class Recorder(StorageTracker):
 
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
+
         self._dispatched += 1
         # Tensors that a model holds beside its parameters and buffers.
         if self._as_tracked and func is not _LIFT:
-            self.see([each for each in tensors_in(args) if not isinstance(each, FakeTensor)])
+            self.see([tensor for tensor in tensors_in(args) if not isinstance(tensor, FakeTensor)])
         if self.before_each is not None:
             self.before_each()
 
         kwargs = kwargs or {}
         name = _name(func)
         kernel = self._kernels.get(name)
+
         if kernel is not None:
             self._paused = self._as_tracked
             with self:
                 result = kernel(*args, **kwargs)
+
             self._paused = False
             self.see(result)
             if func.namespace != "aten":  # made of operators that were booked
@@ -305,10 +316,12 @@ class Recorder(StorageTracker):
         else:
             if func is _ADD and not self._as_tracked and _sums_gradients(args):
                 func = torch.ops.aten.add_.Tensor
+
             try:
                 result = func(*args, **kwargs)
             except (DynamicOutputShapeException, DataDependentOutputException):
                 result = self._by_values(func, args, kwargs)
+
             self.see(result)
 
         if (collective := self.exchanged(func, (*args, *kwargs.values()), result)) is not None:
@@ -320,6 +333,7 @@ class Recorder(StorageTracker):
         given = tensors_in(args, kwargs)
         if self.marks[-1].block is None:
             self._note_kin(args, given, result)
+
         follow(func, args, kwargs, given, result)
         if name in CHOICES:
             spread_evenly(func, args, kwargs, result, self.alike)
@@ -327,12 +341,14 @@ class Recorder(StorageTracker):
         cost = cost_of(func, args, kwargs, given, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
+
         if cost is not None:
             self.costs.append(cost)
             if cost.kind == MATMUL:
                 self.products.setdefault(self.marks[-1].phase, len(self.events))
             if self.called is not None:
                 self.called(func, args, kwargs, cost)
+
         return result
 
     def _note_kin(self, args: Any, given: Sequence[torch.Tensor], result: Any) -> None:
@@ -341,7 +357,9 @@ class Recorder(StorageTracker):
         if isinstance(result, torch.Tensor):
             self._inherit(given, result)
         elif isinstance(result, list | tuple):
-            alike = [each for each in args if isinstance(each, list) and len(each) == len(result)]
+            alike = [
+                items for items in args if isinstance(items, list) and len(items) == len(result)
+            ]
             sources = alike[0] if alike else [given] * len(result)
             for source, made in zip(sources, result, strict=True):
                 self._inherit(tensors_in(source), made)
@@ -351,7 +369,8 @@ class Recorder(StorageTracker):
         number = self._number_of(made) if isinstance(made, torch.Tensor) else None
         if number is None or number in self.kin:
             return
-        blocks = {self.kin.get(self._number_of(each) or 0) for each in given} - {None}
+
+        blocks = {self.kin.get(self._number_of(tensor) or 0) for tensor in given} - {None}
         inner = blocks - {OUTER}
         if blocks:
             self.kin[number] = inner.pop() if len(inner) == 1 else OUTER  # type: ignore[assignment]
@@ -373,13 +392,16 @@ class Recorder(StorageTracker):
             for frame in traceback.extract_stack():
                 if not frame.filename.startswith(_LIBRARIES):
                     where = f"{frame.filename}:{frame.lineno}"
+
             raise UntraceableError(
                 f"the model's forward reads a number that depends on its weights (at {where})."
             )
+
         # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient
         # overflows.
         if tensor.dtype is torch.bool:
             return True
+
         return 0.0 if tensor.is_floating_point() else 1
 
     def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -390,29 +412,36 @@ class Recorder(StorageTracker):
             with self:
                 args = _with_indices(*args)
                 func = torch.ops.aten.index.Tensor
+
             self._paused = False
             return func(*args)
 
         if _name(func) in _SHAPED_BY_LENGTHS:
             args = tree_map_only(
                 torch.Tensor,
-                lambda each: each if value_of(each) is not None else _zeros(each),
+                lambda tensor: tensor if value_of(tensor) is not None else _zeros(tensor),
                 args,
             )
+
         made = computed(func, args, kwargs)
         self._note_assumed((args, kwargs))
         if made is None and _name(func) == "aten::nonzero":
             self.assumptions[_ALL] = None
             (mask,) = args
+
             return mask.new_empty_strided(
-                (mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64
+                (mask.numel(), mask.dim()),
+                (1, mask.numel()),
+                dtype=torch.int64,
             )
+
         if made is None and _name(func) == "aten::equal":  # only with itself
             one, other = (
                 (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
                 for tensor in args
             )
             return one == other
+
         if made is None:
             return func(*args, **kwargs)
         return tree_map_only(torch.Tensor, _fake_like, made)
@@ -421,7 +450,13 @@ class Recorder(StorageTracker):
         if is_assumed(read):
             self.assumptions[_SPREAD] = None
 
-    def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
+    def _with_host(
+        self,
+        func: Any,
+        given: Any,
+        result: Any,
+        cost: Cost | None,
+    ) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them
         is a transfer."""
         on_host = []
@@ -433,6 +468,7 @@ class Recorder(StorageTracker):
                 on_host.append(tensor)
             else:
                 on_device.append(tensor)
+
         if not on_host:
             return cost
 
@@ -443,14 +479,17 @@ class Recorder(StorageTracker):
         if _name(func) in _COPIES:
             dtype = str(on_host[0].dtype).removeprefix("torch.")
             return Cost("transfer", dtype, 0, tuple(tensor.nbytes for tensor in on_host))
+
         if cost:  # a gradient is moved and then added to one of the host
             moved = [tensor.nbytes for tensor in on_device]
             return replace(cost, kind=HOST, sizes=(*cost.sizes, *moved))
+
         return cost
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if self._paused:
             return
+
         key = storage._cdata
         before = self._sizes.get(key)
         super()._count(storage)
@@ -458,6 +497,7 @@ class Recorder(StorageTracker):
             self._lives += 1
             self._numbers[key] = self._lives
             self.living.add(self._lives)
+
         if self._sizes[key] != before:
             self.events.append(Event(self._numbers[key], self._sizes[key]))
 
@@ -489,6 +529,7 @@ def _sums_gradients(args: tuple[Any, ...]) -> bool:
         and sys.getrefcount(args[0]) <= _PYTHON_REFERENCES
         and torch._C._storage_Use_Count(args[0].untyped_storage()._cdata) <= _HOLDERS
     )
+
     return alone and torch.ops.aten.is_non_overlapping_and_dense.default(args[0])
 
 
@@ -516,6 +557,7 @@ def _with_indices(
             indices += mask.nonzero().unbind(1)
         else:
             indices.append(mask)
+
     return values, indices
 
 

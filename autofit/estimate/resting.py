@@ -1,4 +1,5 @@
-"""What a trace holds between steps: the figures that people work out on a napkin, for checking autofit against them."""
+"""What a trace holds between steps: the figures that people work out on a napkin, for checking
+autofit against them."""
 
 from collections import Counter
 from statistics import median
@@ -13,24 +14,28 @@ from autofit.estimate.step_trace import Trace
 
 def resting_of(traced: Trace, workload: Workload, hardware: Hardware) -> Resting:
     """The bytes on one device between steps, and how many parameters are trained."""
-    held = traced.of_whole(lambda each: _held(each, hardware))
+    held = traced.of_whole(lambda followed: _held(followed, hardware))
     activations = held.pop("activations", None)
     whole = workload.traits.parameters if workload.traits else None
     if whole is not None and traced.config.lora_rank:
         whole += held["trained"]
+
     return Resting(**held, parameters=whole, activations=activations)
 
 
 def _held(traced: Trace, hardware: Hardware) -> dict[str, int]:
     """The fields of Resting that a trace tells; without blocks not their activations."""
     sizes: dict[int, int] = {}
-    live, before_events, begins = 0, [0], traced.start("forward")  # live bytes before each event
+    live = 0
+    before_events = [0]  # live bytes before each event
+    begins = traced.start("forward")
     last: dict[int, int] = {}
     for number, (storage, nbytes) in enumerate(rounded(traced, hardware)):
         live += nbytes - last.get(storage, 0)
         last[storage] = nbytes
         if number < begins:
             sizes[storage] = nbytes
+
         before_events.append(live)
 
     held: Counter[str | None] = Counter()
@@ -53,6 +58,7 @@ def _held(traced: Trace, hardware: Hardware) -> dict[str, int]:
         for mark, after in traced.spans("forward")
         if mark.block is not None
     }
+
     figures = {
         "weights": held["parameters"] - adapters,
         "adapters": adapters,
@@ -61,6 +67,8 @@ def _held(traced: Trace, hardware: Hardware) -> dict[str, int]:
         "trained": traced.parameters,
         "blocks": len(kept),
     }
+
     if kept:
         figures["activations"] = int(median(kept.values()))
+
     return figures

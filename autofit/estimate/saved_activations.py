@@ -1,5 +1,6 @@
-"""Saved tensors: when what autograd saves for the backward could leave the device, and when it has to be back. Recorded
-in a trace where nothing leaves, so that one trace serves steps with and without offloading."""
+"""Saved tensors: when what autograd saves for the backward could leave the device, and when it has
+to be back. Recorded in a trace where nothing leaves, so that one trace serves steps with and
+without offloading."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from autofit.setup.saved_tensors import SMALLEST, Movable
 
 @dataclass
 class Stay:
-    """A saved storage, of any size: the sizes of a trace are not those of a run. Times are in events of the trace."""
+    """A saved storage, of any size: the sizes of a trace are not those of a run.
+
+    Times are in events of the trace.
+    """
 
     saved: int  # last
-    # When autograd alone held it, and a newer one that is not tiny was saved; None: never, as where bitsandbytes' int8
-    # layers hold it too.
+    # When autograd alone held it, and a newer one that is not tiny was saved; None: never, as where
+    # bitsandbytes' int8 layers hold it too.
     left: int | None = None
     returns: int | None = (
         None  # when the backward asked for the one before it, and would prefetch it
@@ -27,8 +31,8 @@ class Stay:
 
 
 class SavedTensors:
-    """Hooks that hold what autograd saves, and record when nobody else does: the `stays` by the number of the storage,
-    in the order in which each was saved last."""
+    """Hooks that hold what autograd saves, and record when nobody else does: the `stays` by the
+    number of the storage, in the order in which each was saved last."""
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -52,13 +56,18 @@ class SavedTensors:
         if number is None:
             # or an output would hold itself
             return tensor.detach() if tensor.requires_grad else tensor
+
         self._look()
-        address, times = self._held.get(number, (tensor.untyped_storage()._cdata, 0))
+        address, times = self._held.get(
+            number,
+            (tensor.untyped_storage()._cdata, 0),
+        )
         self._held[number] = address, times + 1
         self.stays.pop(number, None)
         self.stays[number] = Stay(len(self._recorder.events))
         if tensor.untyped_storage().nbytes() >= SMALLEST:
             self._newest = number
+
         return number, tensor.detach()
 
     def _look(self) -> None:
@@ -74,8 +83,11 @@ class SavedTensors:
     def _unpack(self, packed: torch.Tensor | tuple[int, torch.Tensor]) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
+
         (number, tensor), now = packed, len(self._recorder.events)
         stay = self.stays[number]
         if stay.returns is None:
-            stay.returns, self._asked = now if self._asked is None else self._asked, now
+            stay.returns = now if self._asked is None else self._asked
+            self._asked = now
+
         return tensor

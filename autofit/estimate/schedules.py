@@ -36,6 +36,7 @@ def run_schedule(
             climbed, more = segment.memory[mode]
             if resting and segment.of_block:
                 _, more = segment.memory[True, mode[1]]
+
             rise = np.maximum(rise, net + climbed)
             net = net + more
 
@@ -49,6 +50,7 @@ def run_schedule(
         highest = np.maximum(highest, live + rise)
         highest = np.maximum(highest, last_begins + rise)
         live = live + net * repeats
+
     return highest, live
 
 
@@ -67,7 +69,9 @@ def as_traced(segments: Segments) -> Schedule:
             schedule[-1][0].append(segment)
         else:
             schedule.append(([segment], repeats))
+
         before = segment
+
     return list(schedule)
 
 
@@ -87,14 +91,18 @@ def mixed(kinds: Sequence[Segments]) -> Schedule:
 
     schedule: Schedule = [([segment], rest.times(segment)) for segment in rest.before_blocks]
     for run, repeats in runs:
-        schedule.append(([each for kind, at in run for each in kind.of("forward", at)], repeats))
+        schedule.append(
+            ([segment for kind, at in run for segment in kind.of("forward", at)], repeats)
+        )
+
     schedule.append((rest.of("forward", last) + rest.after_blocks, 1))
 
     schedule.append((rest.of("backward", None) + rest.of("backward", last), 1))
     for run, repeats in reversed(runs):
-        backward = [each for kind, at in reversed(run) for each in kind.of("backward", at)]
+        backward = [segment for kind, at in reversed(run) for segment in kind.of("backward", at)]
         if backward:  # frozen blocks before the first trained one have none
             schedule.append((backward, repeats))
+
     return schedule
 
 
@@ -126,13 +134,13 @@ def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
     forward = [(run, repeats) for run, repeats in schedule if run[0].phase == "forward"]
     body: Schedule = []
     for run, n in forward:
-        is_begun = any(each.of_block for earlier, _ in body for each in earlier)
-        body.append(([each for each in run if each.of_block or not is_begun], n))
+        is_begun = any(segment.of_block for earlier, _ in body for segment in earlier)
+        body.append(([segment for segment in run if segment.of_block or not is_begun], n))
 
     backward: Schedule = []
     for run, n in schedule[len(forward) :]:
         is_begun = bool(backward)
-        backward.append(([each for each in run if each.of_block or is_begun], n))
+        backward.append(([segment for segment in run if segment.of_block or is_begun], n))
         if not backward[-1][0]:
             backward.pop()
 

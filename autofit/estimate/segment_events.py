@@ -41,7 +41,13 @@ class SegmentEvents:
     ended: dict[int, int]
 
     @classmethod
-    def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Self:
+    def of(
+        cls,
+        trace: Trace,
+        grid: Grid,
+        symbols: Symbols,
+        hardware: Hardware,
+    ) -> Self:
         """Those of a trace at each pair of a grid."""
         sizes = _sizes_of(trace, grid, symbols)
         if hardware.device == "cuda":
@@ -56,11 +62,19 @@ class SegmentEvents:
                 changes[index] -= sizes[ended[storage]]
             if trace.labels.get(storage) in _CONSTANT:
                 changes[index] = 0.0
+
             made.setdefault(storage, index)
             ended[storage] = index
 
-        events = cls(trace, sizes, changes, made, ended)
+        events = cls(
+            trace,
+            sizes,
+            changes,
+            made,
+            ended,
+        )
         events._count_frees_of_all_blocks()
+
         return events
 
     def others(self) -> Floats:
@@ -70,13 +84,18 @@ class SegmentEvents:
             label = self.trace.labels.get(self.trace.events[index].storage)
             if label != _GRADIENTS:
                 kept.append(index)
+
         total: Floats = self.changes[kept].sum(0)
+
         return total
 
     def let_go(self, spans: Sequence[Span]) -> Floats:
         """What the head's forward frees of what was made in the forward before it."""
         forward = [mark for mark, _ in spans if mark.phase == "forward"]
-        from_blocks = itertools.dropwhile(lambda mark: mark.block in (None, CHUNK, FROZEN), forward)
+        from_blocks = itertools.dropwhile(
+            lambda mark: mark.block in (None, CHUNK, FROZEN),
+            forward,
+        )
         head = [mark for mark in from_blocks if mark.block in (None, CHUNK)]
         total: Floats = np.zeros(self.changes.shape[1])
         if not head:
@@ -88,7 +107,9 @@ class SegmentEvents:
         for storage, made in self.made.items():
             if made in made_before and self.ended[storage] in of_head:
                 freed.append(self.ended[storage])
+
         total -= self.changes[freed].sum(0)
+
         return total
 
     def with_added_gradients(self) -> Floats:
@@ -105,7 +126,9 @@ class SegmentEvents:
 
             if ended > made:
                 changes[ended] -= self.changes[ended]
+
             changes[done] -= self.changes[made]
+
         return changes
 
     def offloaded(self, resident: Floats, spans: Sequence[Span]) -> Floats:
@@ -119,8 +142,10 @@ class SegmentEvents:
         for storage, leaves, returns in self._moves(spans):
             changes[leaves] -= self._large(storage)
             changes[returns] += self._large(storage)
+
         for mark, after in spans:
             self._share_window(changes, mark, after)
+
         return changes
 
     def saved(self, mark: Mark, after: Mark) -> tuple[Floats, Floats, Floats]:
@@ -141,6 +166,7 @@ class SegmentEvents:
                 total = total + large
                 newest = np.where(large > 0.0, large, newest)
                 count = count + (large > 0.0)
+
         return total, newest, count
 
     def total(self, label: str, *, among: Iterable[int] | None = None) -> Floats:
@@ -151,6 +177,7 @@ class SegmentEvents:
             if trace.labels.get(storage) == label:
                 blocks = trace.times(trace.owners.get(storage))
                 total = total + self.sizes[self.made[storage]] * blocks
+
         return total
 
     def in_middle(self, storages: frozenset[int]) -> list[int]:
@@ -159,12 +186,18 @@ class SegmentEvents:
         depth = self.trace.depth
         if depth is None:
             return []
+
         owners = self.trace.owners
-        return [each for each in self.made if each in storages and owners.get(each) in depth.middle]
+
+        return [
+            storage
+            for storage in self.made
+            if storage in storages and owners.get(storage) in depth.middle
+        ]
 
     def count(self, storages: Iterable[int]) -> int:
         """How many these are in all blocks."""
-        return sum(self.trace.times(self.trace.owners[each]) for each in storages)
+        return sum(self.trace.times(self.trace.owners[storage]) for storage in storages)
 
     def _moves(self, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
         """(storage, the event at which it leaves, the event at which it is back), within the
@@ -173,6 +206,7 @@ class SegmentEvents:
         for storage, stay in self.trace.saved.items():
             if stay.left is None or stay.returns is None:
                 continue
+
             birth = _span_at(spans, self.made[storage])
             death = _span_at(spans, self.ended[storage])
             if not birth or not death:
@@ -194,10 +228,14 @@ class SegmentEvents:
 
         taken = np.zeros(changes.shape[1])
         for event, storage in sorted(moments):
-            takes = np.minimum(self._large(storage), WINDOW)
+            takes = np.minimum(
+                self._large(storage),
+                WINDOW,
+            )
             takes = np.where(takes > 0.0, takes, taken)
             changes[event] += taken - takes
             taken = takes
+
         if taken.any():
             changes[after.events - 1] += taken
 
@@ -227,19 +265,26 @@ class SegmentEvents:
 
         scaled = []
         for block in depth.middle:
-            before = born.get(block - depth.period, ())
+            before = born.get(
+                block - depth.period,
+                (),
+            )
             for storage, counterpart in zip(born.get(block, ()), before, strict=False):
                 end = self.ended[storage]
                 death = _span_at(spans, end)
                 is_outside = death is not None and death[0].block is None
                 if is_outside and death is _span_at(spans, self.ended[counterpart]):
                     scaled.append(end)
+
         for end in scaled:
             self.changes[end] *= depth.repeats
 
 
 def summed_amounts(
-    parts: Sequence[tuple[int, ...]], of_weights: Sequence[bool], grid: Grid, symbols: Symbols
+    parts: Sequence[tuple[int, ...]],
+    of_weights: Sequence[bool],
+    grid: Grid,
+    symbols: Symbols,
 ) -> Floats:
     """Traced amounts at each pair, each the sum of its parts.
 
@@ -250,16 +295,26 @@ def summed_amounts(
     if not parts:
         return amounts
 
-    counts = [len(each) for each in parts]
+    counts = [len(sizes) for sizes in parts]
     if any(of_weights):
         of_weight = np.repeat(of_weights, counts)
-        constant = grid.amounts(traced, replace(symbols, samples=UNSCALED.samples))
+        constant = grid.amounts(
+            traced,
+            replace(symbols, samples=UNSCALED.samples),
+        )
         amounts = np.where(of_weight[:, None], constant, amounts)
-    return np.add.reduceat(amounts, np.cumsum([0, *counts[:-1]]), axis=0)
+
+    return np.add.reduceat(
+        amounts,
+        np.cumsum([0, *counts[:-1]]),
+        axis=0,
+    )
 
 
 def share_of_samples(
-    items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symbols: Symbols
+    items: Sequence[tuple[str | None, tuple[int, ...]]],
+    grid: Grid,
+    symbols: Symbols,
 ) -> Floats:
     """By (name, sizes), the share of each item at each pair: of those that occur once or more for
     each sample, in equal sizes, as code does that works on each sample by itself."""
@@ -269,7 +324,11 @@ def share_of_samples(
         is_by_sample = not count % prime and all(size % prime for size in sizes)
         shared[name, sizes] = is_by_sample and name != _GRADIENTS
 
-    is_shared = np.array([shared[item] for item in items], bool)
+    is_shared = np.array(
+        [shared[item] for item in items],
+        bool,
+    )
+
     return np.where(is_shared[:, None], grid.samples / prime, 1.0)
 
 
@@ -283,15 +342,23 @@ def _sizes_of(trace: Trace, grid: Grid, symbols: Symbols) -> Floats:
         of_weights.append(len(joined) > 1 or label in _OF_WEIGHTS)
         parts.append(joined if sum(joined) == event.nbytes else (event.nbytes,))
 
-    sizes = summed_amounts(parts, of_weights, grid, symbols)
+    sizes = summed_amounts(
+        parts,
+        of_weights,
+        grid,
+        symbols,
+    )
     sizes[np.array([label == HOST for label in labels], bool)] = 0.0
     if not trace.packed:
         return sizes
 
     for mark, after in trace.spans("forward", "backward"):
         span = slice(mark.events, after.events)
-        kinds = [_kind(*each) for each in zip(labels[span], trace.events[span], strict=True)]
+        kinds = [
+            _kind(*labelled) for labelled in zip(labels[span], trace.events[span], strict=True)
+        ]
         sizes[span] *= share_of_samples(kinds, grid, symbols)
+
     return sizes
 
 
@@ -300,4 +367,7 @@ def _kind(label: str | None, event: Event) -> tuple[str | None, tuple[int, ...]]
 
 
 def _span_at(spans: Sequence[Span], event: int) -> Span | None:
-    return next((span for span in spans if span[0].events <= event < span[1].events), None)
+    return next(
+        (span for span in spans if span[0].events <= event < span[1].events),
+        None,
+    )

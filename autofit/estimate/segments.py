@@ -105,7 +105,7 @@ class Segments:
 
     def of(self, phase: str, block: int | None) -> list[Segment]:
         """The segments of one block in one phase."""
-        return [each for each in self.items if each.phase == phase and each.block == block]
+        return [item for item in self.items if item.phase == phase and item.block == block]
 
     @property
     def before_blocks(self) -> list[Segment]:
@@ -118,12 +118,13 @@ class Segments:
         loss."""
         rest = [segment for segment in self.items if segment.phase == "forward"]
         rest = rest[len(self.before_blocks) :]
+
         return [segment for segment in rest if not segment.of_block]
 
     @property
     def backward_of_head(self) -> list[Segment]:
         """The segments of the backward before the last block's one."""
-        return _before_blocks([each for each in self.items if each.phase == "backward"])
+        return _before_blocks([item for item in self.items if item.phase == "backward"])
 
     @cached_property
     def streamed_block(self) -> Floats:
@@ -138,9 +139,10 @@ class Segments:
             return self.depth.times(segment.block) if self.depth else 1
 
         # Wherever logits are computed, the first of two chunks stands for itself.
-        chunks = [id(each) for each in self.items if each.block == CHUNK]
+        chunks = [id(item) for item in self.items if item.block == CHUNK]
         if chunks.index(id(segment)) % 2 == 0:
             return np.ones_like(self.chunks)
+
         return self.chunks - 1
 
 
@@ -149,7 +151,12 @@ def _before_blocks(segments: Sequence[Segment]) -> list[Segment]:
     return list(itertools.takewhile(lambda segment: not segment.of_block, segments))
 
 
-def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Segments:
+def segments_of(
+    trace: Trace,
+    grid: Grid,
+    symbols: Symbols,
+    hardware: Hardware,
+) -> Segments:
     """The segments of a trace at each pair of a grid."""
     grid = with_chunks(grid, symbols, trace.chunks, trace.config.loss)
     events = SegmentEvents.of(trace, grid, symbols, hardware)
@@ -164,8 +171,9 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     items = []
     for mark, after in spans:
         within = slice(mark.events, after.events)
-        memory = {mode: _climb(each[within]) for mode, each in changes.items()}
+        memory = {mode: _climb(change[within]) for mode, change in changes.items()}
         saved, newest, moved = events.saved(mark, after)
+
         segment = Segment(
             phase=mark.phase,
             block=mark.block,
@@ -176,11 +184,13 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
             work=_work(trace, mark, after, grid, symbols),
             exchanged=_exchanged(trace, mark, after, grid, symbols),
         )
+
         items.append(segment)
 
     streamed = events.in_middle(trace.streamable)
     copied = events.in_middle(trace.copied)
     attention = {"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION}
+
     return Segments(
         items=tuple(items),
         depth=trace.depth,
@@ -199,26 +209,55 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     )
 
 
-def _work(trace: Trace, mark: Mark, after: Mark, grid: Grid, symbols: Symbols) -> Work:
+def _work(
+    trace: Trace,
+    mark: Mark,
+    after: Mark,
+    grid: Grid,
+    symbols: Symbols,
+) -> Work:
     """What is computed between two marks."""
     costs = trace.costs[mark.costs : after.costs]
     work = Work.of(costs, grid, symbols, after.dispatched - mark.dispatched)
     if not trace.packed:
         return work
-    share = share_of_samples([(cost.call, cost.sizes) for cost in costs], grid, symbols)
+
+    share = share_of_samples(
+        [(cost.call, cost.sizes) for cost in costs],
+        grid,
+        symbols,
+    )
+
     return replace(work, flops=work.flops * share, nbytes=work.nbytes * share)
 
 
 def _exchanged(
-    trace: Trace, mark: Mark, after: Mark, grid: Grid, symbols: Symbols
+    trace: Trace,
+    mark: Mark,
+    after: Mark,
+    grid: Grid,
+    symbols: Symbols,
 ) -> tuple[Exchanged, ...]:
     """What ranks exchange between two marks."""
-    here = [each for each in trace.collectives if mark.events <= each.event < after.events]
-    parts = [each.parts or (each.nbytes,) for each in here]
+    here = [
+        collective
+        for collective in trace.collectives
+        if mark.events <= collective.event < after.events
+    ]
+    parts = [collective.parts or (collective.nbytes,) for collective in here]
+
     # What nothing waits for are weights and their gradients.
-    sizes = summed_amounts(parts, [not each.waits for each in here], grid, symbols)
+    sizes = summed_amounts(
+        parts,
+        [not collective.waits for collective in here],
+        grid,
+        symbols,
+    )
     pairs = zip(here, sizes, strict=True)
-    return tuple(Exchanged(each.kind, nbytes, each.waits) for each, nbytes in pairs)
+
+    return tuple(
+        Exchanged(collective.kind, nbytes, collective.waits) for collective, nbytes in pairs
+    )
 
 
 def _shapes(trace: Trace) -> Shapes:
@@ -226,6 +265,7 @@ def _shapes(trace: Trace) -> Shapes:
     shapes: Counter[Kind] = Counter()
     for shape, dtype, block in trace.shapes:
         shapes[shape, dtype, block is not None] += trace.times(block)
+
     return shapes
 
 
@@ -234,5 +274,7 @@ def _climb(changes: Floats) -> tuple[Floats, Floats]:
     if not len(changes):
         none = np.zeros(changes.shape[1])
         return none, none
+
     climbed = np.cumsum(changes, axis=0)
+
     return np.maximum(climbed.max(0), 0.0), climbed[-1]

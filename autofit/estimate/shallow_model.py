@@ -1,9 +1,10 @@
-"""A shallow stand-in for a deep model: few of its repeated blocks, few chunks of its loss, each counted several times.
+"""A shallow stand-in for a deep model: few of its repeated blocks, few chunks of its loss, each
+counted several times.
 
-The cost of one more block is read off blocks in the middle, whose neighbours are like those of any other middle block.
-The first and the last block stay: the embedding comes before the first, the head after the last. Where weights are
-sharded the second stays, too: while a block's backward runs the weights of the one before are gathered, which of the
-first is the embedding.
+The cost of one more block is read off blocks in the middle, whose neighbours are like those of any
+other middle block. The first and the last block stay: the embedding comes before the first, the
+head after the last. Where weights are sharded the second stays, too: while a block's backward runs
+the weights of the one before are gathered, which of the first is the embedding.
 """
 
 import math
@@ -31,8 +32,11 @@ FROZEN = -2  # a block of a model that is not trained, or of the trained one wit
 
 @dataclass(frozen=True)
 class Depth:
-    """How a shortened model stands for the `whole` number of blocks. It has `retained` blocks: the `first`, `period`
-    ones that each stand for `repeats` blocks, and the last ones."""
+    """How a shortened model stands for the `whole` number of blocks.
+
+    It has `retained` blocks: the `first`, `period` ones that each stand for `repeats` blocks, and
+    the last ones.
+    """
 
     whole: int
     retained: int
@@ -49,9 +53,11 @@ class Depth:
         """The retained block that stands for one of the whole model."""
         if block < self.first:
             return block
+
         removed = self.whole - self.retained
         if block - removed >= self.first + self.period:
             return block - removed
+
         return self.first + (block - self.first) % self.period
 
     def times(self, block: int | None) -> int:
@@ -67,8 +73,8 @@ class Cut:
     Attributes:
         first: how many of the first blocks stay.
         alternating: whether every second block is treated differently (checkpointing).
-        reach: from a block to the farthest one that what happens in its own forward and backward is about: weights
-            are gathered and streamed ahead, and let go later.
+        reach: from a block to the farthest one that what happens in its own forward and backward is
+            about: weights are gathered and streamed ahead, and let go later.
     """
 
     first: int = 1
@@ -84,6 +90,7 @@ class Cut:
             return cls(2, alternating, _REACH_OF_GATHERING)
         if config.parameter_offload != "none":
             return cls(1, alternating, _REACH_OF_STREAMING)
+
         return cls(1, alternating)
 
     @property
@@ -98,7 +105,8 @@ class Cut:
 
 
 def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
-    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it.
+    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth
+    it.
 
     Args:
         periods: how many periods stay at least between the first and the last ones of the cut.
@@ -109,7 +117,8 @@ def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
 
     whole = len(container)
     signatures = [_signature(model, block, index) for index, block in enumerate(container)]
-    first, period = cut.first, _period(signatures[cut.first : -1], 2 if cut.alternating else 1)
+    first = cut.first
+    period = _period(signatures[cut.first : -1], 2 if cut.alternating else 1)
     if period is None:
         return None
 
@@ -117,11 +126,18 @@ def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
     if periods:
         least = cut.first_ones + periods * period + cut.last_ones
         retained += max(0, math.ceil((least - retained) / period)) * period
+
     if retained >= whole:
         return None
 
     del container[first + period : first + period + whole - retained]
-    return Depth(whole, retained, period, 1 + (whole - retained) // period, first)
+    return Depth(
+        whole,
+        retained,
+        period,
+        1 + (whole - retained) // period,
+        first,
+    )
 
 
 def shorten_again(model: nn.Module, depth: Depth) -> int:
@@ -129,6 +145,7 @@ def shorten_again(model: nn.Module, depth: Depth) -> int:
     container = _container(model)
     assert container is not None, "it was shortened before"
     del container[depth.first + depth.period : depth.first + 2 * depth.period]
+
     return depth.retained - depth.period
 
 
@@ -146,6 +163,7 @@ def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
     for module in model.modules():
         if blocks and isinstance(module, nn.ModuleList | nn.Sequential) and list(module) == blocks:
             return module
+
     return None
 
 
@@ -156,56 +174,77 @@ def _period(middle: Sequence[object], step: int) -> int | None:
             a == b for a, b in zip(middle, middle[period:], strict=False)
         ):
             return period
+
     return None
 
 
 def _signature(model: nn.Module, block: nn.Module, index: int) -> tuple[object, ...]:
-    """What makes two blocks alike: their modules, the shapes of their weights and which are trained, and the kind their
-    config names."""
-    kinds = getattr(getattr(model, "config", None), "layer_types", None)
+    """What makes two blocks alike: their modules, the shapes of their weights and which are
+    trained, and the kind their config names."""
+    kinds = getattr(
+        getattr(model, "config", None),
+        "layer_types",
+        None,
+    )
     weights = tuple(
         (name, tuple(weight.shape), weight.dtype, weight.requires_grad)
         for name, weight in block.named_parameters()
     )
     modules = tuple(type(module) for module in block.modules())
+
     return modules, weights, kinds[index] if kinds and len(kinds) > index else None
 
 
 @dataclass
 class SampledChunks:
-    """Two chunks of `rows` tokens of a chunked `loss`: the first stands for itself, the second for all others.
+    """Two chunks of `rows` tokens of a chunked `loss`: the first stands for itself, the second for
+    all others.
 
-    A chunk's real number of tokens follows neither the micro-batch nor its reciprocal, so no single trace would show
-    what other micro-batches take. From a prime number of tokens, a chunk of any size is known.
+    A chunk's real number of tokens follows neither the micro-batch nor its reciprocal, so no single
+    trace would show what other micro-batches take. From a prime number of tokens, a chunk of any
+    size is known.
     """
 
     rows: int
     recorder: Recorder
     loss: str
-    # (tokens, features, vocabulary) of the traced loss; None if it has no chunks, or too few tokens for two.
+    # (tokens, features, vocabulary) of the traced loss; None if it has no chunks, or too few tokens
+    # for two.
     sizes: tuple[int, int, int] | None = None
 
     def __call__(self, tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
         """The tokens of two chunks."""
         if tokens < 2 * self.rows:
-            yield from token_slices(tokens, features, vocabulary, rows=ROWS[self.loss])
+            yield from token_slices(
+                tokens,
+                features,
+                vocabulary,
+                rows=ROWS[self.loss],
+            )
             return
+
         self.sizes = (tokens, features, vocabulary)
         phase = self.recorder.marks[-1].phase  # a backward may compute chunks again
         for start in (0, self.rows):
             self.recorder.mark(phase, CHUNK)
             yield slice(start, start + self.rows)
+
         self.recorder.mark(phase)
 
 
 def with_chunks(
-    grid: Grid, symbols: Symbols, sizes: tuple[int, int, int] | None, loss: str
+    grid: Grid,
+    symbols: Symbols,
+    sizes: tuple[int, int, int] | None,
+    loss: str,
 ) -> Grid:
     """The grid with the tokens of a chunk of this loss, and the number of chunks, at each pair."""
     if sizes is None:
         return grid
+
     traced, features, vocabulary = sizes
     counts = [int(traced / symbols.samples * samples) for samples in grid.samples.tolist()]
+
     return grid.with_chunks(
         [(tokens, ROWS[loss](tokens, features, vocabulary)) for tokens in counts]
     )

@@ -19,8 +19,9 @@ _WORTH_IT = 0.75
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without weights, how its blocks stand for those of a deeper model, and the bytes that were alive at most
-    while its factory made it, if a CPU trains it: masks and other tables, and weights where it needs real ones."""
+    """A model without weights, how its blocks stand for those of a deeper model, and the bytes that
+    were alive at most while its factory made it, if a CPU trains it: masks and other tables, and
+    weights where it needs real ones."""
 
     model: nn.Module
     depth: Depth | None = None
@@ -28,11 +29,13 @@ class Skeleton:
 
     @classmethod
     def whole(cls, workload: Workload, hardware: Hardware) -> Self:
-        """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
+        """The model with all of its blocks, its weights moved to meta where a factory made real
+        ones."""
         tracker = StorageTracker()
         # models are made in the host's memory
         with tracker if hardware.device == "cpu" else nullcontext():
             model = meta_model_from(workload.model)
+
         moved: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
@@ -41,11 +44,12 @@ class Skeleton:
                         parameter.detach().to("meta"), requires_grad=parameter.requires_grad
                     )
                     module._parameters[name] = moved.setdefault(parameter, meta)
+
         return cls(model, made_with=tracker.peak)
 
     def two_depths(self, cut: Cut) -> tuple[Self, Self] | None:
-        """Two models of fewer blocks, the second of a period of blocks more than the first, whose steps tell what a
-        step of this one does.
+        """Two models of fewer blocks, the second of a period of blocks more than the first, whose
+        steps tell what a step of this one does.
 
         None where it is not deep, or its blocks are not alike. This one is used up.
         """
@@ -57,6 +61,7 @@ class Skeleton:
 
         shallower = copy.deepcopy(self.model)
         retained = shorten_again(shallower, depth)
+
         return (
             replace(self, model=shallower, depth=replace(depth, retained=retained)),
             replace(self, depth=depth),

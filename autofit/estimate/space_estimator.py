@@ -153,7 +153,13 @@ class SpaceEstimator:
             loss: Any = workload.loss
             plain = dataclasses.replace(workload, loss=loss.__call__)
             self._at_once = SpaceEstimator(
-                plain, hardware, rates, configs, measuring=measuring, within=within, notify=notify
+                plain,
+                hardware,
+                rates,
+                configs,
+                measuring=measuring,
+                within=within,
+                notify=notify,
             )
 
     def predict(self, configs: Sequence[Config] | None = None) -> SpacePredictions:
@@ -329,8 +335,8 @@ class SpaceEstimator:
         exchanges = Exchanges(config, self._hardware, self._links)
         steps = []
         shares = []
-        for each, share in self._standing_for(config):
-            steps.append(self._step_of(each, exchanges))
+        for end, share in self._standing_for(config):
+            steps.append(self._step_of(end, exchanges))
             shares.append(share)
 
         known = [step for step in steps if step is not None]
@@ -339,7 +345,7 @@ class SpaceEstimator:
         if len(known) == 1:
             return known[0]
         figures = zip(*known, strict=True)
-        return Step(*(sum(map(operator.mul, each, shares)) for each in figures))
+        return Step(*(sum(map(operator.mul, values, shares)) for values in figures))
 
     def _plan(self, config: Config) -> StagePlan | None:
         """How the model is cut for a config; None where it has no stages, or cannot be cut."""
@@ -350,7 +356,11 @@ class SpaceEstimator:
         if stages not in self._plans:
             skeleton = Skeleton.whole(self._workload, self._hardware)
             setup = fake_setup(
-                self._workload, config, self._hardware, skeleton.model, Recorder(self._hardware)
+                self._workload,
+                config,
+                self._hardware,
+                skeleton.model,
+                Recorder(self._hardware),
             )
             self._plans[stages] = None
             with contextlib.suppress(RefusedError):
@@ -391,15 +401,15 @@ class SpaceEstimator:
         passed = plan.passed * samples * StageOfSpace(step_pass, base, plan, 0).width
         ranks = group_of_ranks(2, Layout.of(config).stage_world, self._hardware)
         passing = 2 * collective_seconds("send", passed, ranks, self._links)
-        each = np.array([step.micro + step.adding for step in steps])
-        slowest = each.max(axis=0)
+        of_stages = np.array([step.micro + step.adding for step in steps])
+        slowest = of_stages.max(axis=0)
         return Step(
             accumulating=np.max([step.accumulating for step in steps], axis=0),
             at_once=np.max([step.at_once for step in steps], axis=0),
             micro=slowest + passing,
             # other stages work while the first and the last micro-batch are elsewhere
             update=np.max([step.update for step in steps], axis=0)
-            + each.sum(axis=0)
+            + of_stages.sum(axis=0)
             - slowest
             + (len(steps) - 1) * passing,
             adding=0.0 * slowest,
@@ -501,7 +511,11 @@ class SpaceEstimator:
         return self._skeletons[cut]
 
     def _combined(
-        self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges
+        self,
+        config: Config,
+        step_pass: Pass,
+        recomputed: float,
+        exchanges: Exchanges,
     ) -> Step:
         made_with = 0
         if self._hardware.device == "cpu":
@@ -509,7 +523,12 @@ class SpaceEstimator:
         where = Where(self._workload, self._hardware, self.rates, self._grid, made_with)
         optimizer = self._optimizer(config, step_pass.segments)
         return combined(
-            where, config, step_pass, optimizer, recomputed=recomputed, exchanges=exchanges
+            where,
+            config,
+            step_pass,
+            optimizer,
+            recomputed=recomputed,
+            exchanges=exchanges,
         )
 
     def _optimizer(self, config: Config, segments: Segments) -> OptimizerRow:

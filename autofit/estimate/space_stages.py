@@ -35,6 +35,7 @@ def without_stages(config: Config) -> Config:
     if layout.stage_world == 1:
         alone = {name: None for name, knob in KNOBS.items() if knob.of_devices and name in config}
         return config.replace(**alone)
+
     return config.replace(pipeline_parallel=1, pipeline_schedule=None)
 
 
@@ -66,7 +67,7 @@ class StageOfSpace:
     @cached_property
     def own(self) -> Pass | None:
         """The forward and backward of this stage; None where blocks are not told apart."""
-        forward = [each for each in self.whole.schedule if each[0][0].phase == "forward"]
+        forward = [item for item in self.whole.schedule if item[0][0].phase == "forward"]
         backward = self.whole.schedule[len(forward) :]
         ahead, blocks, behind = _around_blocks(forward)
         back_ahead, back_blocks, back_behind = _around_blocks(backward)
@@ -74,23 +75,32 @@ class StageOfSpace:
         if len(blocks) != whole or len(back_blocks) != whole:
             return None
 
-        start, stop = self.plan.cuts[self.number], self.plan.cuts[self.number + 1]
+        start = self.plan.cuts[self.number]
+        stop = self.plan.cuts[self.number + 1]
         schedule: Schedule = []
         if self.number == 0:
             schedule += ahead
+
         schedule += _in_runs(blocks[start:stop])
         if self.is_last:
             schedule += [*behind, *back_ahead]
+
         schedule += _in_runs(back_blocks[whole - stop : whole - start])
         if self.number == 0:
             schedule += back_behind
-        return Pass(self._segments, schedule, self.whole.computed)
+
+        return Pass(
+            self._segments,
+            schedule,
+            self.whole.computed,
+        )
 
     @cached_property
     def _segments(self) -> Segments:
         """What this stage holds."""
         segments = self.whole.segments
-        start, stop = self.plan.cuts[self.number], self.plan.cuts[self.number + 1]
+        start = self.plan.cuts[self.number]
+        stop = self.plan.cuts[self.number + 1]
         share = (stop - start) / self.plan.cuts[-1]
 
         shapes = self._shapes(share)
@@ -103,6 +113,7 @@ class StageOfSpace:
         depth = segments.depth
         if depth is not None:
             depth = replace(depth, whole=stop - start)
+
         return replace(
             segments,
             depth=depth,
@@ -127,6 +138,7 @@ class StageOfSpace:
             else:  # shards of weights
                 part = self._bytes_outside(self.number) / self._bytes_outside(None)
                 shapes[kind] = math.ceil(count * part)
+
         return Counter({kind: count for kind, count in shapes.items() if count})
 
     def _places(self, stage: int | None) -> Iterator[tuple[nn.Parameter, int]]:
@@ -147,22 +159,33 @@ class StageOfSpace:
         precision = self.base.precision
         if precision in _WIDE:
             return 4
+
         is_trained = not self.base.lora_rank and precision.endswith("-mixed")
+
         return 4 if is_trained and self.base.data_parallel != "fsdp" else 2
 
     def beside(self, config: Config, samples: Floats, micro_batches: Floats) -> Floats:
         """Bytes that other micro-batches hold that are under way, and of buffers."""
         assert self.own is not None, "it is of a stage"
-        forward = [each for each in self.own.schedule if each[0][0].phase == "forward"]
+        forward = [item for item in self.own.schedule if item[0][0].phase == "forward"]
         mode = (False, config.activation_offload == "cpu")
-        _, held = run_schedule(forward, mode, np.zeros_like(samples))
+        _, held = run_schedule(
+            forward,
+            mode,
+            np.zeros_like(samples),
+        )
 
         under_way = micro_batches
         if config.pipeline_schedule == "1f1b":
-            under_way = np.minimum(micro_batches, self.count - self.number)
+            under_way = np.minimum(
+                micro_batches,
+                self.count - self.number,
+            )
+
         passed = self.plan.passed * samples * self.width
         received = under_way * (self.number > 0)
         sent = (_GRADIENT_BUFFERS + 1) * (not self.is_last)
+
         return (under_way - 1) * held + (received + sent) * passed
 
 
@@ -183,6 +206,7 @@ def _around_blocks(schedule: Schedule) -> tuple[Schedule, list[Segment], Schedul
                     blocks.append(segment)
                 else:
                     (behind if blocks else ahead).append(([segment], 1))
+
     return ahead, blocks, behind
 
 
@@ -196,6 +220,7 @@ def _in_runs(blocks: list[Segment]) -> Schedule:
             schedule.append((run, repeats + 1))
         else:
             schedule.append(([block], 1))
+
     return schedule
 
 

@@ -1,4 +1,5 @@
-"""A step of one config at each pair of a grid, put together from its pass and what its optimizer costs."""
+"""A step of one config at each pair of a grid, put together from its pass and what its optimizer
+costs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -90,10 +91,12 @@ def combined(
     if where.hardware.device == "cpu":  # the rest of the batch is in the same memory
         of_rank = where.workload.effective_batch_size / layout.dp_degree
         held = held + segments.inputs * (of_rank / where.grid.samples - 1)
+
     if config.parameter_offload == "cpu":
         held = held - segments.streamed
     if config.reference == OFFLOADED:
         held = held - segments.copied
+
     buckets = config.data_parallel == "ddp"  # gradients are in them at last, and nowhere else
     held = held + buckets * segments.gradients
 
@@ -111,19 +114,23 @@ def combined(
     gradients = segments.gradients
     earlier = segments.gradients
     rests = rest_on_host(config)
+
     if rests:  # those of blocks, which are there two blocks at a time
         if segments.depth:
             gradients = gradients - segments.streamed_block * segments.depth.whole
+
         earlier = gradients + 2 * segments.streamed_block
 
     update = held + np.maximum(left, 0.0 * left if buckets else gradients) + optimizer.temporary
     at_once = np.maximum(held + first + window, update)
     if config.optimizer_in_backward:
         at_once = held + added + optimizer.largest + window
+
     # Before the last micro-batch, adapters' gradients are not divided yet.
     whole = 1
     if config.lora_rank:
         whole = layout.shard * layout.context
+
     accumulating = np.maximum(held + whole * earlier + added + window, update)
 
     speed = Speed.of(where.rates, where.hardware, config)
@@ -141,6 +148,7 @@ def combined(
     if rests:
         more = step_pass.seconds(speed, config, exchanges, adding=True) - micro
         adding = adding + more
+
     return Step(
         accumulating=np.maximum(accumulating, where.made_with),
         at_once=np.maximum(at_once, where.made_with),
@@ -158,13 +166,17 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
     if "cpu" in (config.optimizer_offload, config.fsdp_offload):
         # Copies of weights, and their gradients.
         total = total + 2 * optimizer.weights + optimizer.state
+
     if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
         # While a block is put together its weights are there twice.
         blocks = segments.depth.whole + (config.quantization != "int8")
         total = total + segments.streamed_block * blocks
+
     if config.reference == OFFLOADED and segments.depth:
         whole = segments.depth.whole
         total = total + segments.copied * ((whole + 1) / (whole - 2))
+
     if config.activation_offload == "cpu":
         total = total + step_pass.saved[0]
+
     return total

@@ -1,6 +1,5 @@
-"""The stages of a pipeline: what micro-batches hold that are under way beside the traced one, and how
-long a step takes in which stages wait for one another.
-"""
+"""The stages of a pipeline: what micro-batches hold that are under way beside the traced one, and
+how long a step takes in which stages wait for one another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,11 @@ _GRADIENT_BUFFERS = 2  # of what is received from the stage behind
 
 
 def with_others_under_way(
-    traced: Trace, stage: int, stages: int, under_way: int, micro_batches: int
+    traced: Trace,
+    stage: int,
+    stages: int,
+    under_way: int,
+    micro_batches: int,
 ) -> Trace:
     """A stage's trace that also has what the other micro-batches hold, as its `whole`.
 
@@ -42,7 +45,9 @@ def with_others_under_way(
     for number, event in enumerate(step.events[:backward]):
         if number >= start and event.storage not in sizes:
             made.append(event.storage)
+
         sizes[event.storage] = event.nbytes
+
     held = [
         sizes[storage] for storage in made if sizes[storage] and step.labels.get(storage) in _OWN
     ]
@@ -56,10 +61,12 @@ def with_others_under_way(
         begun.append(Event(storage, nbytes))
         ended.append(Event(storage, 0))
         storage += 1
+
     several = micro_batches > 1
     beside = []
     if stage > 0:  # buffers, and the gradient that was sent last
         beside += [traced.passed_bytes] * (others + several)
+
     if stage < stages - 1:
         beside += [traced.passed_bytes] * (min(micro_batches, _GRADIENT_BUFFERS) - 1)
         in_turn = traced.config.pipeline_schedule == "gpipe" and several
@@ -67,6 +74,7 @@ def with_others_under_way(
             beside.append(traced.passed_bytes)
     else:
         beside += [_LOSS_BYTES] * (micro_batches - 1)
+
     for nbytes in beside:
         labels[storage] = "inputs"
         begun.append(Event(storage, nbytes))
@@ -78,7 +86,13 @@ def with_others_under_way(
 
     whole = replace(
         step,
-        events=(*step.events[:start], *begun, *step.events[start:end], *ended, *step.events[end:]),
+        events=(
+            *step.events[:start],
+            *begun,
+            *step.events[start:end],
+            *ended,
+            *step.events[end:],
+        ),
         marks=tuple(replace(mark, events=moved(mark.events)) for mark in step.marks),
         completed={storage: moved(number) for storage, number in step.completed.items()},
         products={phase: moved(number) for phase, number in step.products.items()},
@@ -86,6 +100,7 @@ def with_others_under_way(
         reserved={},
         whole=None,
     )
+
     return replace(traced, whole=whole, reserved={})
 
 
@@ -117,11 +132,13 @@ def seconds_of_schedule(
         if what == "forward":
             if stage == 0:
                 return 0.0
+
             before = ended.get((what, stage - 1, number))
             return None if before is None else before + passing[stage - 1]
 
         if stage == stages - 1:
             return ended[("forward", stage, number)]
+
         behind = ended.get((what, stage + 1, number))
         return None if behind is None else behind + passing[stage]
 
@@ -132,14 +149,21 @@ def seconds_of_schedule(
                 start = ready(stage, what, number)
                 if start is None:
                     break
+
                 took = forward[stage] if what == "forward" else backward[stage]
                 free[stage] = max(free[stage], start) + took
                 ended[(what, stage, number)] = free[stage]
                 done[stage] += 1
+
     return max(free)
 
 
-def _order(stage: int, stages: int, micro_batches: int, schedule: str) -> Iterator[tuple[str, int]]:
+def _order(
+    stage: int,
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+) -> Iterator[tuple[str, int]]:
     """What a stage does, and of which micro-batch, one after the other."""
     ahead = micro_batches
     if schedule == "1f1b" and micro_batches >= stages:
@@ -147,6 +171,7 @@ def _order(stage: int, stages: int, micro_batches: int, schedule: str) -> Iterat
 
     for number in range(ahead):
         yield "forward", number
+
     for number in range(micro_batches):
         yield "backward", number
         if number + ahead < micro_batches:

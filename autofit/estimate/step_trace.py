@@ -1,4 +1,5 @@
-"""The trace of one training step: what it does with memory, event by event, and what its operators cost."""
+"""The trace of one training step: what it does with memory, event by event, and what its operators
+cost."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -34,7 +35,8 @@ class Trace:
 
     Attributes:
         events: from building the model to the end of the step.
-        marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
+        marks: where build, state, forward, backward, update and end begin, and blocks in forward
+            and backward.
         labels, owners, kin, streams, joined, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
         streamable: the storages of weights that parameter_offload may keep on the host.
@@ -49,13 +51,15 @@ class Trace:
         depth: how the blocks stand for those of a deeper model; None where all are there.
         packed: samples are not the rows of tensors, and code may work on each by itself.
         assumptions: what stand-ins take for granted, in sentences.
-        between: the events of an evaluation and of a saving after the step, as far as they could be followed; of a
-            whole model alone.
-        reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
-        shallower: of a deep model, of which few blocks were followed, the trace of still fewer of them.
+        between: the events of an evaluation and of a saving after the step, as far as they could be
+            followed; of a whole model alone.
+        reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable
+            segments).
+        shallower: of a deep model, of which few blocks were followed, the trace of still fewer of
+            them.
         missing: how many times what it has more than that the whole model has more than it.
-        whole: a trace with the events of the whole model then, and without costs; of a stage of a pipeline, with what
-            other micro-batches hold beside the traced one.
+        whole: a trace with the events of the whole model then, and without costs; of a stage of a
+            pipeline, with what other micro-batches hold beside the traced one.
         stages: of a pipeline, the traces of all stages, of which this is the first.
     """
 
@@ -102,11 +106,14 @@ class Trace:
             if name in shallower:
                 grown = figure + self.missing * (figure - shallower[name])
                 whole[name] = round(grown) if isinstance(figure, int) else float(grown)
+
         return whole
 
     def stretches(self) -> list[Section]:
-        """The stretch that begins at each mark. Blocks are counted from the last one, which is -1, but for the first
-        few."""
+        """The stretch that begins at each mark.
+
+        Blocks are counted from the last one, which is -1, but for the first few.
+        """
         blocks = 1 + max((mark.block for mark in self.marks if mark.block is not None), default=0)
         seen: Counter[tuple[str, int | None]] = Counter()
         found = []
@@ -114,8 +121,10 @@ class Trace:
             block = mark.block
             if block is not None and block >= _FROM_START:
                 block -= blocks
+
             found.append((mark.phase, block, seen[mark.phase, block]))
             seen[mark.phase, block] += 1
+
         return found
 
     def phase_at(self, event: int) -> str:
@@ -124,7 +133,10 @@ class Trace:
 
     def start(self, phase: str) -> int:
         """The number of events before a phase begins, all where it has none."""
-        return next((mark.events for mark in self.marks if mark.phase == phase), len(self.events))
+        return next(
+            (mark.events for mark in self.marks if mark.phase == phase),
+            len(self.events),
+        )
 
     def costs_of(self, phase: str) -> tuple[Cost, ...]:
         """The costs of one phase."""
@@ -143,10 +155,22 @@ class Trace:
         return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]
 
     def waits(
-        self, spans: Sequence[Span], speed: Speed, *, overlapping: bool = False
+        self,
+        spans: Sequence[Span],
+        speed: Speed,
+        *,
+        overlapping: bool = False,
     ) -> dict[str, float]:
-        """The seconds of the operators of some parts of one phase, by what they wait for; see `waits_of`."""
+        """The seconds of the operators of some parts of one phase, by what they wait for; see
+        `waits_of`."""
         costs = [cost for mark, after in spans for cost in self.costs[mark.costs : after.costs]]
         dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
         passes = max((passes_of(self.config, mark.phase) for mark, _ in spans), default=0)
-        return waits_of(costs, speed, dispatched=dispatched, passes=passes, overlapping=overlapping)
+
+        return waits_of(
+            costs,
+            speed,
+            dispatched=dispatched,
+            passes=passes,
+            overlapping=overlapping,
+        )

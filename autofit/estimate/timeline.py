@@ -46,12 +46,15 @@ def timelines(
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()
-    with parallel_map(partial(timeline, workload, hardware, rates), processes) as each:
-        return each(configs)
+    with parallel_map(partial(timeline, workload, hardware, rates), processes) as timelines_of:
+        return timelines_of(configs)
 
 
 def timeline(
-    workload: Workload, hardware: Hardware, rates: Rates | None, config: Config
+    workload: Workload,
+    hardware: Hardware,
+    rates: Rates | None,
+    config: Config,
 ) -> Timeline | None:
     """The timeline of a config; None where its step cannot be traced."""
     try:
@@ -62,6 +65,7 @@ def timeline(
     bottleneck = None
     if rates:
         bottleneck = times_of(traced, workload, hardware, rates)["bottleneck"]
+
     return replace(
         timeline_of(traced, hardware, rates=rates),
         resting=resting_of(traced, workload, hardware),
@@ -70,7 +74,11 @@ def timeline(
 
 
 def timeline_of(
-    traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS
+    traced: Trace,
+    hardware: Hardware,
+    *,
+    rates: Rates | None = None,
+    most: int = MOST_MOMENTS,
 ) -> Timeline:
     """What is live during the step of a trace.
 
@@ -86,10 +94,14 @@ def timeline_of(
     begins = _begins(traced, speed)
     *_, (_, end) = begins
     total = end or 1.0
-    points = _fullest(_points(traced, hardware, speed), most)
+    points = _fullest(
+        _points(traced, hardware, speed),
+        most,
+    )
 
     workspace = workspace_bytes(hardware)
     peak = peak_of(traced, hardware)
+
     return Timeline(
         config=traced.config,
         moments=tuple((*live[:-1], live[-1] + workspace) for _, live in points),
@@ -104,13 +116,21 @@ def timeline_of(
 
 def _edges(traced: Trace, speed: Speed | None) -> tuple[list[int], list[float]]:
     """The events that the parts of a step begin with, and its last; and when that is, in seconds
-    where the speed is known, else in events. Those of a part are evenly spaced."""
+    where the speed is known, else in events.
+
+    Those of a part are evenly spaced.
+    """
     drawn = traced.whole or traced
     spans = drawn.spans(*_PHASES)
     lasting: list[float] = [after.events - mark.events for mark, after in spans]
     if speed is not None:
         lasting = _seconds(traced, speed)
-    edges = [spans[0][0].events, *(after.events for _, after in spans)]
+
+    edges = [
+        spans[0][0].events,
+        *(after.events for _, after in spans),
+    ]
+
     return edges, list(accumulate(lasting, initial=0.0))
 
 
@@ -121,8 +141,8 @@ def _seconds(traced: Trace, speed: Speed) -> list[float]:
         return list(followed.values())
 
     # Of the blocks between those that were followed it is known what they take together.
-    known = traced.of_whole(lambda each: _seconds_by_stretch(each, speed))
-    totals = traced.of_whole(lambda each: _seconds_by_phase(each, speed))
+    known = traced.of_whole(lambda part: _seconds_by_stretch(part, speed))
+    totals = traced.of_whole(lambda part: _seconds_by_phase(part, speed))
     stretches = _stretches(traced.whole)
     unknown = Counter(phase for phase, *_ in stretches) - Counter(phase for phase, *_ in known)
     of_phase = dict.fromkeys(_PHASES, 0.0)
@@ -136,6 +156,7 @@ def _seconds(traced: Trace, speed: Speed) -> list[float]:
             found.append(known[stretch])
         else:
             found.append(max(0.0, totals[phase] - of_phase[phase]) / unknown[phase])
+
     return found
 
 
@@ -153,6 +174,7 @@ def _seconds_by_stretch(traced: Trace, speed: Speed) -> dict[Section, float]:
     """How long each stretch of a step takes that was followed."""
     spans = traced.spans(*_PHASES)
     seconds = [sum(traced.waits([span], speed).values()) for span in spans]
+
     return dict(zip(_stretches(traced), seconds, strict=True))
 
 
@@ -164,7 +186,9 @@ def _begins(traced: Trace, speed: Speed | None) -> list[tuple[str, float]]:
     for (mark, _), when in zip(drawn.spans(*_PHASES), times, strict=False):
         if not begins or begins[-1][0] != mark.phase:
             begins.append((mark.phase, when))
+
     begins.append((_END, times[-1]))
+
     return begins
 
 
@@ -172,12 +196,24 @@ def _points(traced: Trace, hardware: Hardware, speed: Speed | None) -> list[_Poi
     """When each event of the step is, and the bytes by KINDS after it."""
     edges, times = _edges(traced, speed)
     drawn = traced.whole or traced
-    events, live = zip(*_moments(drawn, hardware, edges[0], edges[-1]), strict=True)
+    events, live = zip(
+        *_moments(
+            drawn,
+            hardware,
+            edges[0],
+            edges[-1],
+        ),
+        strict=True,
+    )
+
     return list(zip(np.interp(events, edges, times).tolist(), live, strict=True))
 
 
 def _moments(
-    traced: Trace, hardware: Hardware, first: int, last: int
+    traced: Trace,
+    hardware: Hardware,
+    first: int,
+    last: int,
 ) -> Iterator[tuple[int, list[int]]]:
     """(event, bytes by KINDS) at each event of the step, and before its first one."""
     kinds = _kinds(traced, first)
@@ -188,6 +224,7 @@ def _moments(
             yield event, list(live)
         if event >= last:
             return
+
         live[kinds[storage]] += nbytes - sizes.get(storage, 0)
         sizes[storage] = nbytes
         if event >= first:
@@ -203,13 +240,16 @@ def _kinds(traced: Trace, first: int) -> dict[int, int]:
         made.setdefault(event.storage, index)
         if event.nbytes == 0:
             freed[event.storage] = index
+
     backward = traced.start("backward")
 
     def kind(storage: int) -> str:
         label = traced.labels.get(storage)
         if label in KINDS:
             return label
+
         waits = first <= made[storage] < backward <= freed.get(storage, len(traced.events))
+
         return "activations" if waits or label in ("inputs", HOST) else "temporary"
 
     return {storage: KINDS.index(kind(storage)) for storage in made}
@@ -225,4 +265,5 @@ def _fullest(points: list[_Point], most: int) -> list[_Point]:
     fullest = []
     for start, end in pairwise(edges):
         fullest.append(max(inner[start:end], key=lambda point: sum(point[1])))
+
     return [points[0], *fullest, points[-1]]

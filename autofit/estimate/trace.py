@@ -139,7 +139,8 @@ def _of_stage(
     Args:
         begins: it is the first of a step.
     """
-    start, stop = cuts[stage], cuts[stage + 1]
+    start = cuts[stage]
+    stop = cuts[stage + 1]
     is_first = stage == 0
     is_last = stop == cuts[-1]
 
@@ -215,7 +216,11 @@ def _of_few_blocks(
 
 
 def allowed(config: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
-    """The config in full. Raises RefusedError where it is impossible, or not for this model."""
+    """The config in full.
+
+    Raises:
+        RefusedError: it is impossible, or not for this model.
+    """
     canonical = canonicalize(config, workload, hardware)
     if reason := refuse(canonical, workload, hardware):
         raise RefusedError(reason)
@@ -543,8 +548,10 @@ def _make_state(
 
 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
-    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a
-    packed batch also the whole and the other micro-batches, which may be copies."""
+    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory.
+
+    Of a packed batch also the whole and the other micro-batches, which may be copies.
+    """
     of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
     samples = setup.micro_batch_size
     if setup.hardware.device == "cpu":

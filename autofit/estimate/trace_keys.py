@@ -34,21 +34,27 @@ def pass_of(config: Config) -> tuple[Value, ...]:
 
 
 def traced_part(config: Config) -> tuple[Value, ...]:
-    """What of a config decides about its traces: no other size and no other optimizer needs more."""
+    """What of a config decides about its traces: no other size and no other optimizer needs
+    more."""
     parts = config.items()
     traced = (value for knob, value in parts if knob not in _UNTRACED and knob not in _SCALED)
+
     return bool(config.lora_rank), *traced
 
 
 def pass_key(config: Mapping[str, Value]) -> Config:
     """What a config's forward and backward depend on."""
     return Config(
-        {**config, **{knob: value for knob, value in _UNTRACED.items() if knob in config}}
+        {
+            **config,
+            **{knob: value for knob, value in _UNTRACED.items() if knob in config},
+        }
     )
 
 
 def interpolation_endpoints(config: Config) -> list[Config]:
-    """The configs that a config lies between: full and no recomputation, if it has a budget for that."""
+    """The configs that a config lies between: full and no recomputation, if it has a budget for
+    that."""
     if not config.activation_checkpointing.startswith(BUDGET):
         return [config]
     return [config.replace(activation_checkpointing=value) for value in ("full", "none")]
@@ -58,6 +64,7 @@ def plain_key(config: Config, symbols: Symbols) -> Config:
     """What is traced for a config's blocks without checkpointing, in its own weight format."""
     plain = ("loss", "activation_checkpointing", "attention", "kernels")
     off = {name: KNOBS[name].off for name in plain}
+
     return trace_key(config, symbols, exact_weights=True, **off)
 
 
@@ -82,14 +89,21 @@ def other_keys(
     if depth is None:
         return (trace_key(config, symbols),)
 
-    head = trace_key(config, symbols, activation_checkpointing="none", attention="sdpa")
+    head = trace_key(
+        config,
+        symbols,
+        activation_checkpointing="none",
+        attention="sdpa",
+    )
     if config.data_parallel != "fsdp":  # which in the head gives back the last block's weights
         head = head.replace(quantization="none")  # the head is never quantised
 
     blocks = trace_key(config, symbols)
     if not asks_others:
         blocks = blocks.replace(loss="standard")
+
     ways = kinds_of_blocks(config, depth)
+
     return head, *(blocks.replace(activation_checkpointing=way) for way in dict.fromkeys(ways))
 
 
@@ -99,7 +113,11 @@ def kinds_of_blocks(config: Config, depth: Depth) -> list[str]:
 
 
 def trace_key(
-    config: Config, symbols: Symbols, *, exact_weights: bool = False, **replaced: Value
+    config: Config,
+    symbols: Symbols,
+    *,
+    exact_weights: bool = False,
+    **replaced: Value,
 ) -> Config:
     """What is traced for a config. With `exact_weights` formats of other sizes are not the same."""
     knobs = dict(config)
