@@ -1,4 +1,5 @@
-"""The files of adapters, whoever made these, as `PeftModel.from_pretrained(base, directory)` reads them."""
+"""The files of adapters, whoever made these, as `PeftModel.from_pretrained(base, directory)` reads
+them."""
 
 import copy
 from collections.abc import Sequence

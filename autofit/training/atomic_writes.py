@@ -91,7 +91,8 @@ def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterator[None]:
-    """Make the directory to fill; turn a failed write into one sentence, and remove what was written."""
+    """Make the directory to fill; turn a failed write into one sentence, and remove what was
+    written."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         if part.parent == path.parent:  # else it holds files of others

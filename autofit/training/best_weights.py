@@ -30,6 +30,7 @@ class BestWeights:
         self._held: Tensors = {}
         self.step: int | None = None
         self.score = float("-inf")
+
         if is_resumed and self._path and self._path.exists():
             with _named(self._path), safe_open(self._path, "pt") as file:
                 noted = json.loads(file.metadata()["best"])
@@ -40,6 +41,7 @@ class BestWeights:
         """Keep the weights as they are now if they score higher; all ranks call this together."""
         if score <= self.score:
             return False
+
         self.step = step
         self.score = score
 
@@ -58,7 +60,12 @@ class BestWeights:
                 what="the best weights",
                 needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
             ) as folder:
-                save_file(tensors, folder / FILE, metadata={"best": noted})
+                save_file(
+                    tensors,
+                    folder / FILE,
+                    metadata={"best": noted},
+                )
+
         return True
 
     @torch.no_grad()
@@ -73,7 +80,12 @@ class BestWeights:
         self._setup.ranks.largest(0.0)  # the first rank has written the file by now
         with _named(self._path), safe_open(self._path, "pt") as file:
             for name in tensors.keys() & file.keys():  # of tied weights, one name alone
-                tensors[name].copy_(sharded_state.shard_of(file.get_tensor(name), tensors[name]))
+                tensors[name].copy_(
+                    sharded_state.shard_of(
+                        file.get_tensor(name),
+                        tensors[name],
+                    )
+                )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return dict(self._setup.trained_values()) | dict(self._setup.model.named_buffers())

@@ -76,7 +76,8 @@ def build(
 
 @contextmanager
 def _on_all_stages(setup: Setup) -> Iterator[None]:
-    """Fail on all stages of a pipeline where one fails inside: each of them builds something else."""
+    """Fail on all stages of a pipeline where one fails inside: each of them builds something
+    else."""
     if setup.ranks.layout.pipeline == 1:
         yield
         return
@@ -85,7 +86,8 @@ def _on_all_stages(setup: Setup) -> Iterator[None]:
 
 
 def adapt(setup: Setup, *, traced: bool = False) -> None:
-    """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
+    """Apply the techniques that decide about weights, before there are any; `traced`: for fake
+    tensors."""
     make_frozen_models(setup)
     _apply(setup, Stage.WEIGHTS, Stage.ADAPT, traced)
     cut_into_stages(setup)

@@ -33,6 +33,7 @@ class CallState:
         slots = list(_of_function(loss))
         if model is not None:
             slots += _of_modules(model)
+
         slots += _of_cells(loss)
         if model is not None:
             slots += _of_buffers(model)
@@ -45,6 +46,7 @@ class CallState:
                 self._numbers.append((slot, value))
             elif type(value) is list:
                 lists[id(value)] = value
+
         self._lists = [(items, len(items)) for items in lists.values()]
 
     @classmethod
@@ -57,6 +59,7 @@ class CallState:
         state = cls(loss)
         if not lists:
             state._lists.clear()
+
         try:
             yield state
         finally:
@@ -78,6 +81,7 @@ class CallState:
         for slot, number in self._numbers:
             if slot.read() != number:
                 slot.write(number)
+
         for items, length in self._lists:
             del items[length:]
 
@@ -150,6 +154,7 @@ def _of_function(loss: Any) -> Iterator[_Slot]:
     plain = _without_partial(loss)
     found: list[Any] = [getattr(plain, "__self__", plain)]
     function = _function(loss)
+
     if function is not None:
         module = function.__globals__
         used = [name for name in names_of(function.__code__) if name in module]
@@ -162,6 +167,7 @@ def _of_function(loss: Any) -> Iterator[_Slot]:
     for value in found:
         if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
             continue
+
         seen.add(id(value))
 
         if isinstance(value, nn.Module):
@@ -178,4 +184,5 @@ def names_of(code: CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= names_of(constant)
+
     return names

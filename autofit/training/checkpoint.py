@@ -75,7 +75,12 @@ def exists(directory: Path) -> bool:
 
 
 def save(
-    setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None
+    setup: Setup,
+    directory: Path,
+    next_step: int,
+    *,
+    keep_last: int = 2,
+    data_state: Any = None,
 ) -> Path:
     """Write the state after step `next_step - 1`; remove all but the last `keep_last` checkpoints.
 
@@ -85,6 +90,7 @@ def save(
     check_counts(keep_last=keep_last)
     ranks = setup.ranks
     files, parts = contents_to_save(setup, data_state)
+
     label = {
         "autofit_checkpoint": FORMAT,
         "next_step": next_step,
@@ -124,6 +130,7 @@ def contents_to_save(setup: Setup, data_state: Any = None) -> tuple[Contents, Te
     ranks = setup.ranks
     parts: Tensors = {}
     optimizer_numbers = None
+
     if ranks.are_several:
         parts |= {name: weight.detach() for name, weight in setup.trainable()}
         by_name = sharded_state.optimizer_state(setup)
@@ -141,11 +148,13 @@ def contents_to_save(setup: Setup, data_state: Any = None) -> tuple[Contents, Te
         "scaler": setup.scaler.state_dict() if setup.scaler else None,
         "skipped_updates": setup.progress.skipped_updates,
     }
+
     text = json.dumps({**json_state.encoded(state), "data": data_state})
 
     files: Contents = {state_file(ranks.rank): text}
     if optimizer_numbers is None:
         files[optimizer_file(ranks.rank)] = setup.optimizer.state_dict()
+
     buffers = dict(setup.model.named_buffers())
     if setup.part is not None:
         buffers = gathered(buffers, ranks)
@@ -179,9 +188,11 @@ def frozen_digest(setup: Setup) -> str:
     if setup.part is not None:  # as one device goes through all stages
         of_all = setup.ranks.joined(some)
         some = {name: of_all[name] for name in setup.part.names if name in of_all}
+
     digest = hashlib.sha256()
     for name, values_of_one in some.items():
         digest.update(name.encode() + values_of_one)
+
     return digest.hexdigest()[:16]
 
 
@@ -194,6 +205,7 @@ def _storage_bytes(value: Any) -> int:
             for plain in plain_tensors(leaf):
                 storage = plain.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
+
     return sum(sizes.values())
 
 
@@ -224,6 +236,7 @@ def check_savable(setup: Setup) -> None:
             raise InputError(
                 f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy
             )
+
         if value.layout is not torch.strided:
             raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", remedy)
 
@@ -260,25 +273,44 @@ def load(setup: Setup, directory: Path) -> Loaded:
             contents |= checkpoint_files.read_contents(path, label, setup.ranks)
             _leave_to_stages(setup, contents)
             check_state(setup, contents, label)
+
         if is_damaged():
             continue
 
-        _check_agreement(path, _weight_differences(setup, label, contents[WEIGHTS]))
+        _check_agreement(
+            path,
+            _weight_differences(setup, label, contents[WEIGHTS]),
+        )
 
         sharded_state.check_divides(setup, contents)
         with _damage_noted(setup.ranks, step, damaged) as is_damaged:
             check_tensors(setup, contents[WEIGHTS], contents[BUFFERS])
-            check_optimizer(setup, contents, contents.get(PARTS), schema)
+            check_optimizer(
+                setup,
+                contents,
+                contents.get(PARTS),
+                schema,
+            )
+
         if is_damaged():
             continue
 
         _restore(setup, contents, path)
         notes = [f"{reason}; training goes on from that of step {step}." for reason in damaged]
         notes += _changed_settings(setup, label)
-        return Loaded(step, contents["data"], tuple(notes))
+
+        return Loaded(
+            step,
+            contents["data"],
+            tuple(notes),
+        )
 
     if damaged:
-        raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", _ANEW)
+        raise InputError(
+            f"no checkpoint in {directory} can be read: {damaged[0]}.",
+            _ANEW,
+        )
+
     raise InputError(
         f"there is no checkpoint to resume in {directory}.",
         "Leave out resume, or check the directory.",
@@ -304,6 +336,7 @@ def _leave_to_stages(setup: Setup, contents: Contents) -> None:
     for name in list(buffers):
         if name in part.buffers and name not in held:
             del buffers[name]
+
     numbers = contents.get("optimizer_numbers")
     if isinstance(numbers, dict):
         contents["optimizer_numbers"] = {
@@ -316,6 +349,7 @@ def state_of(setup: Setup) -> dict[str, Any]:
     weights = {}
     for name, value in setup.trained_values():
         weights[name] = value.detach().clone()
+
     buffers = {}
     for name, buffer in setup.model.named_buffers():
         buffers[name] = buffer.detach().clone()
@@ -341,10 +375,12 @@ def restore_state(setup: Setup, state: Mapping[str, Any]) -> None:
 
     for name, value in weights.items():
         value.copy_(state["weights"][name])
+
     setup.optimizer.load_state_dict(state["optimizer"])
     _restore_buffers(setup, state["buffers"])
     if setup.scaler and state["scaler"]:
         setup.scaler.load_state_dict(state["scaler"])
+
     setup.progress.skipped_updates = state["skipped_updates"]
     random_state.restore(state["random"], setup.device)
 
@@ -375,7 +411,12 @@ def _restore(setup: Setup, contents: Contents, path: Path) -> None:
     decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]
 
     if PARTS in contents:
-        sharded_state.restore(setup, contents[PARTS], contents, path)
+        sharded_state.restore(
+            setup,
+            contents[PARTS],
+            contents,
+            path,
+        )
     else:
         for name, value in setup.trained_values():
             value.copy_(sharded_state.shard_of(contents[WEIGHTS][name], value))
@@ -421,6 +462,7 @@ def _check_agreement(path: Path, differences: list[str]) -> None:
     more = len(differences) - _MOST_DIFFERENCES
     if more > 0:
         named += f" (and {more} more)"
+
     raise InputError(
         f"the checkpoint {path} is of another model or config: {named}.",
         "Give the model and config it was made with.",
@@ -428,7 +470,8 @@ def _check_agreement(path: Path, differences: list[str]) -> None:
 
 
 def _config_differences(setup: Setup, label: Label) -> list[str]:
-    """The knobs by which the two would learn differently, or lay out optimizer state differently."""
+    """The knobs by which the two would learn differently, or lay out optimizer state
+    differently."""
     config = setup.config
     workload = setup.workload
     # What rests on the host is stepped by an optimizer of its own.
@@ -445,10 +488,12 @@ def _config_differences(setup: Setup, label: Label) -> list[str]:
         lays_out_state = technique.record.lays_out_state
         if knob == "parameter_offload" and is_stepped_apart:
             lays_out_state = True
+
         learns_the_same = technique.exact(mine, workload) and technique.exact(theirs, workload)
 
         if lays_out_state or not learns_the_same:
             differences.append(f"{knob} {_word(mine)}, checkpoint has {_word(theirs)}")
+
     return differences
 
 
@@ -473,6 +518,7 @@ def _weight_differences(setup: Setup, label: Label, saved: Tensors) -> list[str]
     differences += [f"weight {name} is not trained, checkpoint has one" for name in theirs]
     if not differences and label.get("frozen_weights") != frozen_digest(setup):
         return ["the frozen weights are not those that it was trained beside"]
+
     return differences
 
 
@@ -489,6 +535,7 @@ def _changed_settings(setup: Setup, label: Label) -> list[str]:
         if name in theirs and theirs[name] != now:
             before = _word(theirs[name])
             notes.append(f"{name} is {_word(now)} from here on, before it was {before}.")
+
     return notes
 
 

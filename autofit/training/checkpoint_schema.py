@@ -177,9 +177,15 @@ def check_optimizer(
         if has_state and not is_divided_anew:
             if contents.get("names") not in (None, sharded_state.names_of(setup)):
                 raise StateError("its weights have another order")
+
             contents["optimizer"] = schema.fitted(contents["optimizer"])
         elif has_state:
-            _check_entries(setup, sharded_state.entries_by_name(contents), schema, on_meta=False)
+            _check_entries(
+                setup,
+                sharded_state.entries_by_name(contents),
+                schema,
+                on_meta=False,
+            )
         elif parts is not None:
             numbers = contents.get("optimizer_numbers") or {}
             entries = sharded_state.entries_described(parts, numbers)
@@ -191,7 +197,11 @@ def check_optimizer(
 
 
 def _check_entries(
-    setup: Setup, entries: Entries, schema: OptimizerSchema, *, on_meta: bool
+    setup: Setup,
+    entries: Entries,
+    schema: OptimizerSchema,
+    *,
+    on_meta: bool,
 ) -> None:
     """Raise a StateError unless every entry is that of a trained weight."""
     weights = dict(setup.trainable())
@@ -200,7 +210,13 @@ def _check_entries(
             continue  # another stage's
         if name not in weights:
             raise StateError(f"there is no weight {printable(name)}")
-        schema.check_entry(weights[name], entry, name, on_meta=on_meta)
+
+        schema.check_entry(
+            weights[name],
+            entry,
+            name,
+            on_meta=on_meta,
+        )
 
 
 def _validate(schema: type[_Schema], data: Any, what: str) -> None:
@@ -214,6 +230,7 @@ def _validate(schema: type[_Schema], data: Any, what: str) -> None:
         given = shown(first["input"])
         if first["type"] == "missing":
             given = "absent"
+
         raise DamagedError(
             f"{what} is not as a training writes it: {printable(where)} is {given}"
         ) from error

@@ -95,6 +95,7 @@ def _untaken(model: nn.Module, columns: list[str]) -> InputError:
     forward = f"{type(model).__name__}.forward"
     names = " and ".join(columns)
     listed = ", ".join(f'"{name}"' for name in columns)
+
     return InputError(
         f"{forward} does not take {names} of the batches, and no loss is given.",
         f"Leave {names} out (dataset.remove_columns([{listed}]), or in collate_fn), or pass a loss"
@@ -126,6 +127,7 @@ def is_several(losses: Any) -> bool:
             return False
         if torch.is_grad_enabled() and not value.requires_grad:  # a metric beside a loss
             return False
+
     return True
 
 
@@ -157,6 +159,7 @@ def _binds(signature: inspect.Signature, /, *args: Any, **columns: Any) -> bool:
         signature.bind(*args, **columns)
     except TypeError:
         return False
+
     return True
 
 
@@ -184,6 +187,7 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {**batch}
     if isinstance(batch, tuple | list):
         return tuple(batch), {}
+
     return (batch,), {}
 
 
@@ -200,6 +204,7 @@ def _remedy(batch: Any) -> str:
     example = f"F.cross_entropy(model(batch[{inputs}]), batch[{targets}])"
     if isinstance(batch, torch.Tensor):
         example = "F.mse_loss(model(batch), batch)"
+
     return f"Pass loss=..., for example loss=lambda model, batch: {example}."
 
 
@@ -212,6 +217,8 @@ def _described(value: Any) -> str:
     if hasattr(value, "keys"):
         names = ", ".join(map(str, value.keys()))
         return f"{kind} of {names}"
+
     if isinstance(value, tuple | list):
         return f"{kind} of {len(value)}"
+
     return kind

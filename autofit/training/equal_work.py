@@ -76,6 +76,7 @@ def samples_to_try(setup: Setup, batch: Any) -> int:
     samples = sample_count(batch, setup.workload.split)
     numbers = sum(tensor.numel() for tensor in tensors(shortened(batch))) // samples
     wanted = min(_MOST_SAMPLES, _MOST_NUMBERS // max(1, numbers))
+
     return max(_LEAST_SAMPLES, wanted)
 
 
@@ -92,10 +93,15 @@ def prove(setup: Setup, batch: Any, more: Any = None) -> Proof:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of functions that do not like a single sample
         try:
-            return _held(setup, _proof_of(setup, batch), more)
+            return _held(
+                setup,
+                _proof_of(setup, batch),
+                more,
+            )
         except Exception as error:
             if samples <= 2 or not is_out_of_memory(error):
                 raise
+
         return _proof_of(setup, take_samples(batch, [0, 1], cut))
 
 
@@ -126,6 +132,7 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     workload = setup.workload
     short = shortened(batch)
     trials = [_Trial(short), _Trial(batch)]
+
     # on a card a wrong label ends the process
     if setup.device.type == "cpu" and not is_own(workload.split):
         # what such a loss averages over is checked again while it trains
@@ -141,12 +148,14 @@ def _proof_of(setup: Setup, batch: Any) -> Proof:
     if isinstance(problem, AlikeError):
         trial = _Trial(diversified(batch, setup.model))
         proof, _ = _first_proof(setup, [trial])
+
     if proof:
         return proof
 
     reason = str(problem)
     if problem is not None and not isinstance(problem, NothingToCompareError):
         reason = f"it raised {describe_error(problem)}"
+
     return Proof(None, reason=reason)
 
 
@@ -164,13 +173,16 @@ def _first_proof(setup: Setup, trials: Sequence[_Trial]) -> tuple[Proof | None, 
             if proof and _is_doubtful(proof):
                 exact, _ = _attempt(setup, trial.batch, torch.float64)
                 proof = exact or proof
+
         if proof is None:
             continue
 
         is_mean = proof.count is not None and proof.count.kind != "sum"
         if is_mean or not trial.is_supposed:
             return _of_both(supposed, proof), None
+
         supposed = proof if proof.count else None
+
     return supposed, problem
 
 
@@ -191,12 +203,21 @@ def _of_both(supposed: Proof | None, proof: Proof) -> Proof:
         return proof
 
     chosen, *rivals = common
-    return Proof(chosen, tuple(rivals), deviation=proof.deviation)
+    return Proof(
+        chosen,
+        tuple(rivals),
+        deviation=proof.deviation,
+    )
 
 
 def _attempt(setup: Setup, batch: Any, dtype: torch.dtype) -> tuple[Proof | None, Exception | None]:
     """The proof of one batch in one format, or what prevented it."""
-    return _first_of_variations(setup, batch, dtype, partial(_compare, dtype=dtype))
+    return _first_of_variations(
+        setup,
+        batch,
+        dtype,
+        partial(_compare, dtype=dtype),
+    )
 
 
 def _first_of_variations(
@@ -218,7 +239,9 @@ def _first_of_variations(
         except Exception as error:  # of code that may not take this batch, format or outcome
             if is_out_of_memory(error):
                 raise
+
             problem = error
+
     return None, problem
 
 
@@ -235,8 +258,21 @@ def _conditions(models: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[Non
     with ExitStack() as stack:
         stack.callback(torch.set_default_dtype, default)
         torch.set_default_dtype(dtype)
-        stack.enter_context(mock.patch.object(autocast, "__enter__", lambda self: self))
-        stack.enter_context(mock.patch.object(autocast, "__exit__", lambda *_: None))
+        stack.enter_context(
+            mock.patch.object(
+                autocast,
+                "__enter__",
+                lambda self: self,
+            )
+        )
+
+        stack.enter_context(
+            mock.patch.object(
+                autocast,
+                "__exit__",
+                lambda *_: None,
+            )
+        )
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(SmoothRelu())  # type: ignore[no-untyped-call]
 
@@ -247,6 +283,7 @@ def _conditions(models: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[Non
             for module in model.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
+
         yield
 
 
@@ -256,6 +293,7 @@ def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor.to(dtype.to_complex())
     if tensor.is_floating_point():
         return tensor.to(dtype)
+
     return tensor
 
 
@@ -288,7 +326,12 @@ def _draw_weights(model: nn.Module) -> None:
             weight.normal_(0.0, wanted, generator=generator)
 
 
-def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: torch.dtype) -> Proof:
+def _compare(
+    setup: Setup,
+    batch: Any,
+    varied: VariedOutcomes | None,
+    dtype: torch.dtype,
+) -> Proof:
     """Whether the gradient of a batch is a weighted sum of its samples', and by which counts."""
     workload = setup.workload
     cut = workload.split
@@ -301,11 +344,17 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
     draws = RecordedDraws(samples)
     with draws:
         whole, _ = gradients.of(batch)
+
     try:
-        parts, own_counts = gradients.of_slices(slices, [1] * samples, draws)
+        parts, own_counts = gradients.of_slices(
+            slices,
+            [1] * samples,
+            draws,
+        )
     except Exception as error:
         if is_out_of_memory(error):
             raise
+
         message = f"the loss of a single sample raised {describe_error(error)}"
         raise NothingToCompareError(message) from error
 
@@ -320,12 +369,22 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
         draws.replay(order)
         with draws:
             gradient, _ = gradients.of(take_samples(batch, order, cut))
+
         return relative_difference(gradient, whole)
 
     exact = torch.float32 if draws.saw_single_precision else dtype  # code that insists on it
     rounding = _ROUNDING[exact]
     alike = _ALIKE[exact]
-    evidence = Evidence(workload, batch, slices, whole, parts, own_counts)
+
+    evidence = Evidence(
+        workload,
+        batch,
+        slices,
+        whole,
+        parts,
+        own_counts,
+    )
+
     proof = judge(evidence, rounding, alike)
 
     # Another order of the samples shows how much rounding deviates here.
@@ -337,7 +396,12 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
                 f" {noise:.2g} of their size"
             )
             return Proof(None, reason=reason, deviation=noise)
-        proof = judge(evidence, max(rounding, _ROUNDING_FACTOR * noise), alike)
+
+        proof = judge(
+            evidence,
+            max(rounding, _ROUNDING_FACTOR * noise),
+            alike,
+        )
 
     # Micro-batches are more calls than the whole batch is.
     moved = calls.moved()
@@ -350,7 +414,9 @@ def _compare(setup: Setup, batch: Any, varied: VariedOutcomes | None, dtype: tor
                 " and micro-batches are more calls"
             )
             proof = Proof(None, reason=reason, deviation=change)
+
         calls.restore()
+
     return proof
 
 
@@ -372,10 +438,16 @@ def _held(setup: Setup, proof: Proof, more: Any) -> Proof:
         if not is_out_of_memory(error):
             raise
         return proof
+
     return held
 
 
-def _held_in(setup: Setup, proof: Proof, more: Any, dtype: torch.dtype) -> Proof:
+def _held_in(
+    setup: Setup,
+    proof: Proof,
+    more: Any,
+    dtype: torch.dtype,
+) -> Proof:
     """The proof, as far as it holds for more samples in one format."""
     evidence, problem = _first_of_variations(setup, more, dtype, _of_two_slices)
     if evidence is not None:
@@ -395,7 +467,21 @@ def _of_two_slices(setup: Setup, batch: Any, varied: VariedOutcomes | None) -> E
     with draws:
         whole, _ = gradients.of(batch)
 
-    slices = list(split(batch, samples * 5 // 8, workload.split))
+    slices = list(
+        split(
+            batch,
+            samples * 5 // 8,
+            workload.split,
+        )
+    )
     sizes = [sample_count(part, workload.split) for part in slices]
     parts, own_counts = gradients.of_slices(slices, sizes, draws)
-    return Evidence(workload, batch, slices, whole, parts, own_counts)
+
+    return Evidence(
+        workload,
+        batch,
+        slices,
+        whole,
+        parts,
+        own_counts,
+    )

@@ -53,6 +53,7 @@ def cache_key(workload: object, **conditions: Any) -> str:
     """
     code = Code()
     added = [code.of(type(technique)) for technique in techniques.added_techniques()]
+
     return f"v{LAYOUT}-{_digest([workload, added, conditions])}"
 
 
@@ -77,6 +78,7 @@ def own_code(*rooms: str) -> str:
             name = str(file.relative_to(_PACKAGE))
             found.update(name.encode())
             found.update(file.read_bytes())
+
     return found.hexdigest()[:16]
 
 
@@ -88,10 +90,12 @@ def described(model: Any) -> dict[str, Any] | None:
     config = getattr(model, "config", None)
     if not isinstance(config, Mapping):
         return None
+
     found = {key: value for key, value in config.items() if key != "_name_or_path"}
     changed = getattr(model, "changed", None)  # what is trained of it, and how its layers round
     if changed:
         found["changed"] = changed
+
     return found
 
 
@@ -111,6 +115,7 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
         shape = list(tensor.shape)
         if shape[:1] == [1]:  # packed samples have many rows
             del shape[0]
+
         of_batch.append([shape, str(tensor.dtype)])
 
     functions: list[Any] = [workload.loss, workload.count, workload.optimizer]
@@ -123,14 +128,21 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     facts = {
         "model": of_model,
         "batch": of_batch,
-        "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
+        "workload": [
+            workload.summary(),
+            workload.unit,
+            workload.reduction,
+            workload.varying,
+        ],
         "functions": list(map(code.of, functions)),
     }
+
     if frozen:
         facts["models"] = frozen
     # then autocast leaves frozen weights in it
     if workload.keeps and "float32" in workload.keeps[1]:
         facts["frozen"] = list(workload.keeps[1])
+
     return facts
 
 
@@ -151,6 +163,7 @@ class Code:
         kind = type(thing)
         if id(thing) in self._visited:
             return getattr(thing, "__qualname__", kind.__qualname__)
+
         self._visited.add(id(thing))
 
         if inspect.isclass(thing):
@@ -158,19 +171,29 @@ class Code:
             for base in thing.__mro__:
                 if base not in (nn.Module, object):
                     facts += itertools.starmap(self._member, vars(base).items())
+
             return facts
 
         if isinstance(thing, functools.partial):
-            return [self.of(thing.func), _plain(thing.args), _plain(thing.keywords)]
+            return [
+                self.of(thing.func),
+                _plain(thing.args),
+                _plain(thing.keywords),
+            ]
 
         if getattr(thing, "__code__", None) is None:
             attributes = getattr(thing, "__dict__", {})
-            return [kind.__qualname__, self.of(kind), _plain(attributes)]
+            return [
+                kind.__qualname__,
+                self.of(kind),
+                _plain(attributes),
+            ]
 
         closure = [self.used(cell.cell_contents) for cell in thing.__closure__ or ()]
         owner = getattr(thing, "__self__", None)
         attributes = getattr(owner, "__dict__", None)
         values = [thing.__defaults__, thing.__kwdefaults__, attributes]
+
         return [
             thing.__qualname__,
             *_bytecode(thing.__code__),
@@ -188,7 +211,11 @@ class Code:
     def _member(self, name: str, value: Any) -> Any:
         """A method or property, however it is wrapped, or a plain setting."""
         if isinstance(value, property):
-            return [name, self.of(value.fget), self.of(value.fset)]
+            return [
+                name,
+                self.of(value.fget),
+                self.of(value.fset),
+            ]
 
         value = getattr(value, "__func__", value)  # of a static or class method
         if isinstance(value, types.FunctionType):
@@ -214,6 +241,7 @@ class Code:
         for scope in scopes:
             present = filter(scope.__contains__, names)
             found += [[name, self.used(scope[name])] for name in present]
+
         return found
 
 
@@ -230,6 +258,7 @@ def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
         for key, value in vars(module).items():
             if key[0] != "_" and key != "training":
                 attributes[key] = code.used(value)
+
         class_name = f"{kind.__module__}.{kind.__qualname__}"
         yield name, class_name, module.extra_repr(), attributes
 
@@ -261,6 +290,7 @@ def _is_library(thing: Any) -> bool:
     file = getattr(root, "__file__", None)
     if file is None:
         return root.__name__ in sys.builtin_module_names
+
     return bool(file.startswith(INSTALLED))
 
 
@@ -272,7 +302,12 @@ def _bytecode(code: types.CodeType) -> list[Any]:
             constants.append(_bytecode(constant))
         else:
             constants.append(_plain(constant))
-    return [code.co_code.hex(), list(code.co_names), constants]
+
+    return [
+        code.co_code.hex(),
+        list(code.co_names),
+        constants,
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -282,7 +317,11 @@ def _plain(value: Any) -> Any:
         return _plain(to_dict())  # the config of a transformers model
 
     if callable(value):
-        return getattr(value, "__qualname__", type(value).__qualname__)
+        return getattr(
+            value,
+            "__qualname__",
+            type(value).__qualname__,
+        )
 
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -292,4 +331,5 @@ def _plain(value: Any) -> Any:
         return sorted(map(repr, value))
     if isinstance(value, str | int | float | bool | None):
         return value
+
     return type(value).__qualname__

@@ -1,4 +1,5 @@
-"""Models that the loss asks beside the trained one: a copy of it, a teacher. They are not trained."""
+"""Models that the loss asks beside the trained one: a copy of it, a teacher. They are not
+trained."""
 
 import copy
 from functools import partial
@@ -33,7 +34,8 @@ def make_frozen_models(setup: Setup) -> None:
 
 
 def _freeze(setup: Setup, model: nn.Module) -> None:
-    """Run a model without dropout and gradients, until the setup is closed: it may be the user's."""
+    """Run a model without dropout and gradients, until the setup is closed: it may be the
+    user's."""
     modes = modes_of(model)
     setup.on_close(lambda: set_modes(modes))
     for weight in model.parameters():

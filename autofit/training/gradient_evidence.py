@@ -71,7 +71,9 @@ class Evidence:
         for part in self.parts:
             if part is None:
                 part = torch.zeros_like(self.whole)
+
             columns.append(part)
+
         return torch.stack(columns, dim=1)
 
     def deviation(self, weights: torch.Tensor | None) -> float:
@@ -97,6 +99,7 @@ class Evidence:
         for number, part in zip(numbers, self.parts, strict=True):
             if number and part is None:
                 return None
+
         if is_sum:
             return torch.ones(len(numbers), dtype=torch.float64)
         if not sum(numbers):
@@ -105,6 +108,7 @@ class Evidence:
         weights = torch.tensor(numbers, dtype=torch.float64) / sum(numbers)
         if not self._agrees_with_own_counts(weights):
             return None
+
         return weights
 
     def _agrees_with_own_counts(self, weights: torch.Tensor) -> bool:
@@ -113,7 +117,9 @@ class Evidence:
         total = math.fsum(own)
         if len(own) != len(weights) or not total:
             return True
+
         given = torch.tensor(own, dtype=torch.float64) / total
+
         return torch.allclose(weights, given, rtol=1e-6, atol=1e-9)
 
 
@@ -150,6 +156,7 @@ def judge(evidence: Evidence, tolerance: float, alike: float) -> Proof:
         weights = evidence.weights_by(count)
         if weights is not None and evidence.deviation(weights) <= tolerance:
             accepted[count] = weights
+
     if not accepted:
         reason = f"it weights samples by {shown}, and nothing in the batch counts so"
         return Proof(None, reason=reason, deviation=1.0)
@@ -162,8 +169,14 @@ def judge(evidence: Evidence, tolerance: float, alike: float) -> Proof:
     default = counts.by_task(workload, evidence.batch)
     if default in accepted:
         chosen = default
+
     rivals = tuple(count for count in accepted if count != chosen)
-    return Proof(chosen, rivals, deviation=evidence.deviation(accepted[chosen]))
+
+    return Proof(
+        chosen,
+        rivals,
+        deviation=evidence.deviation(accepted[chosen]),
+    )
 
 
 def _best_weights(evidence: Evidence, alike: float) -> torch.Tensor:
@@ -189,6 +202,7 @@ def _best_weights(evidence: Evidence, alike: float) -> torch.Tensor:
         driver="gelsd",
     )
     weights[is_present] = solved.solution[:, 0]
+
     return weights
 
 
@@ -206,10 +220,15 @@ def held_by(evidence: Evidence, proof: Proof) -> Proof:
         reason = (
             f"what shows on few samples does not hold for {samples}: slices are {deviation:.2g} off"
         )
+
         return Proof(None, reason=reason, deviation=deviation)
 
     chosen, *rivals = holding
-    return Proof(chosen, tuple(rivals), deviation=proof.deviation)
+    return Proof(
+        chosen,
+        tuple(rivals),
+        deviation=proof.deviation,
+    )
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -36,6 +36,7 @@ def detached(named: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
 
         addresses.add(address)
         detached[name] = plain
+
     return detached
 
 

@@ -26,13 +26,26 @@ def encoded(value: Any) -> Any:
     kind = type(value)
     if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [dtype, list(value.shape), _base64(bytes_of(value))]}
+        return {
+            "tensor": [
+                dtype,
+                list(value.shape),
+                _base64(bytes_of(value)),
+            ]
+        }
 
     if isinstance(value, np.ndarray | np.generic) and not _holds_objects(value.dtype):
         shape = None  # of a number of numpy's own, some of which are also Python's floats
         if isinstance(value, np.ndarray):
             shape = list(value.shape)
-        return {"array": [value.dtype.str, shape, _base64(value.tobytes())]}
+
+        return {
+            "array": [
+                value.dtype.str,
+                shape,
+                _base64(value.tobytes()),
+            ]
+        }
 
     if isinstance(value, dict):
         if len(value) != 1 and all(type(key) is str for key in value):
@@ -48,6 +61,7 @@ def encoded(value: Any) -> Any:
 
     if value is None or isinstance(value, bool | int | float | str):
         return value
+
     raise TypeError(kind.__name__)
 
 
@@ -73,6 +87,7 @@ def _decoded(found: dict[str, Any]) -> Any:
     """The value that an object of JSON stands for."""
     if len(found) != 1:
         return found
+
     ((kind, content),) = found.items()
     if kind == "dict":
         return dict(content)
@@ -93,4 +108,5 @@ def _decoded(found: dict[str, Any]) -> Any:
     dtype = getattr(torch, name)
     if kind != "tensor" or not isinstance(dtype, torch.dtype):
         raise KeyError(kind)
+
     return torch.from_numpy(np.frombuffer(values, np.uint8)).view(dtype).reshape(shape)

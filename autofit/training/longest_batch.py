@@ -47,6 +47,7 @@ def longest_batch(loader: Any) -> Longest | None:
     )
     if not is_indexable:
         return None
+
     try:
         return _of_data_set(loader)
     except Exception:  # the user's own code, which perhaps works in workers alone
@@ -65,25 +66,36 @@ def _of_data_set(loader: DataLoader[Any]) -> Longest | None:
         sizes = _sizes(dataset[sample])
         if sizes is None:
             return None
+
         elements[sample] = sum(int(np.prod(shape)) for shape in sizes)
         for number, shape in enumerate(sizes):
             for dimension, size in enumerate(shape):
                 place = (number, dimension)
                 longest[place] = max(longest.get(place, (0, sample)), (size, sample))
+
         if time.monotonic() > end:
             break
 
     # Padded to the longest in each dimension; a collate_fn that packs adds them all up.
     chosen = list(dict.fromkeys(sample for _, sample in longest.values()))
     if loader.batch_size is not None:
-        chosen += sorted(elements.keys() - set(chosen), key=lambda sample: -elements[sample])
+        chosen += sorted(
+            elements.keys() - set(chosen),
+            key=lambda sample: -elements[sample],
+        )
         chosen = chosen[: loader.batch_size]
+
     given = [dataset[sample] for sample in chosen]
     if loader.batch_size is None and loader.batch_sampler is None:  # each item is a batch
         given = max(
             given, key=lambda item: sum(int(np.prod(shape)) for shape in _sizes(item) or ())
         )
-    return Longest(loader.collate_fn(given), len(elements), samples)
+
+    return Longest(
+        loader.collate_fn(given),
+        len(elements),
+        samples,
+    )
 
 
 def _sizes(sample: Any) -> Sizes | None:
@@ -99,10 +111,13 @@ def _sizes(sample: Any) -> Sizes | None:
 
     if sample and isinstance(sample[0], int | float):
         return [(len(sample),)]
+
     found: Sizes = []
     for item in sample:
         sizes = _sizes(item)
         if sizes is None:
             return None
+
         found += sizes
+
     return found

@@ -212,7 +212,8 @@ class Stepper:
         )
 
     def _try(self, batch: LocalBatch, step: int) -> tuple[float, bool] | None:
-        """One optimizer step: its loss, and whether it updated weights; None when memory ran out."""
+        """One optimizer step: its loss, and whether it updated weights; None when memory ran
+        out."""
         setup = self._setup
         setup.progress.is_whole = False
         try:

@@ -56,6 +56,7 @@ class MemoryAttribution:
                 block.register_forward_pre_hook(partial(begin, number)),
                 block.register_forward_hook(partial(end, number)),
             )
+
         try:
             yield
         finally:
@@ -77,17 +78,33 @@ class MemoryAttribution:
             held[kind] += size
             largest[_owner(kind, block)] += size
 
-        tensors = [*setup.model.parameters(), *setup.model.buffers()]
+        tensors = [
+            *setup.model.parameters(),
+            *setup.model.buffers(),
+        ]
         for tensor in tensors:
-            count("weights", tensor, block_of.get(tensor))
+            count(
+                "weights",
+                tensor,
+                block_of.get(tensor),
+            )
+
         for tensor in tensors:
             if tensor.grad is not None:
-                count("gradients", tensor.grad, block_of.get(tensor))
+                count(
+                    "gradients",
+                    tensor.grad,
+                    block_of.get(tensor),
+                )
 
         state: dict[Any, Any] = setup.optimizer.state
         for weight, of_weight in state.items():
             for value in tree_iter(of_weight):
-                count("optimizer", value, block_of.get(weight))
+                count(
+                    "optimizer",
+                    value,
+                    block_of.get(weight),
+                )
 
         if self._live:
             held["others"] = max(0, self._live() - held.total())
@@ -96,7 +113,12 @@ class MemoryAttribution:
                     largest[_owner("activations", number)] = size
 
         named = {owner: size for owner, size in largest.most_common(_MOST) if size > 0}
-        return OomSnapshot(phase, asked, dict(held), named)
+        return OomSnapshot(
+            phase,
+            asked,
+            dict(held),
+            named,
+        )
 
     def _block_of(self) -> dict[Any, int]:
         """The number of the block that each tensor of the model lies in."""
@@ -104,6 +126,7 @@ class MemoryAttribution:
         for number, block in enumerate(self._blocks):
             for tensor in (*block.parameters(), *block.buffers()):
                 blocks[tensor] = number
+
         return blocks
 
     def _bytes_of(self, value: Any, seen: set[int]) -> int:
@@ -118,6 +141,7 @@ class MemoryAttribution:
             if tensor.device.type == device_type and storage._cdata not in seen:
                 seen.add(storage._cdata)
                 total += storage.nbytes()
+
         return total
 
 
@@ -126,6 +150,7 @@ def oom_snapshot(setup: Setup, error: BaseException) -> OomSnapshot:
     live = None
     if setup.device.type == "cuda":
         live = partial(torch.cuda.memory_allocated, setup.device)
+
     return MemoryAttribution(setup, live).snapshot(asked_bytes(error))
 
 

@@ -45,7 +45,9 @@ def parameters_on_meta() -> Iterator[None]:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
             if parameter not in on_meta:
                 on_meta[parameter] = _stand_in(parameter)
+
             parameter = on_meta[parameter]
+
         original(module, name, parameter)
 
     with ExitStack() as patches:
@@ -53,6 +55,7 @@ def parameters_on_meta() -> Iterator[None]:
         for name in _DRAWS:
             draw = _unless_on_meta(getattr(torch.Tensor, name))
             patches.enter_context(mock.patch.object(torch.Tensor, name, draw))
+
         yield
 
 
@@ -76,6 +79,7 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     if is_small and bool(values.isfinite().all()):
         # as D-FINE's scale, which it divides by
         meta.constant = values.clone()  # type: ignore[attr-defined]
+
     return meta
 
 
@@ -92,8 +96,10 @@ def meta_model_from(factory: Callable[[], Any]) -> nn.Module:
         where = ""
         if code:
             where = f" (at {code.co_filename}:{code.co_firstlineno})"
+
         message = f"the model factory{where} returned a {type(model).__name__}, not an nn.Module."
         raise InputError(message, "Return the model itself.")
+
     return model
 
 
@@ -102,9 +108,11 @@ def meta_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().cpu().clone()
+
     for parameter in model.parameters():
         meta = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
+
     return copy.deepcopy(model, memo)
 
 
@@ -130,12 +138,19 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
     for number, module in enumerate(modules):
         if values and module in models:  # so that a copy of the model gets its values
             generator = torch.Generator(setup.device).manual_seed(setup.hyperparameters.seed)
+
         for name, parameter in elsewhere.pop(module, ()):
             if parameter in held and parameter not in done:  # tied to one that this stage has
-                held[parameter] = done[parameter] = _placed(parameter, name, setup, generator)
+                held[parameter] = done[parameter] = _placed(
+                    parameter,
+                    name,
+                    setup,
+                    generator,
+                )
             elif parameter not in done and parameter not in held:
                 _skip_draws(setup, parameter, name, generator)
                 held[parameter] = parameter
+
         _materialize_one(setup, module, done, generator)
         for action in actions[number]:
             action()
@@ -150,14 +165,19 @@ def _weights_elsewhere(setup: Setup) -> dict[nn.Module, list[tuple[str, nn.Param
     found: dict[nn.Module, list[tuple[str, nn.Parameter]]] = {}
     for absent in part.absent:
         found.setdefault(absent.module, []).append((absent.name, absent.weight))
+
     for number, block in enumerate(part.whole):
         if number not in part.own:
             found[part.blocks[number]] = list(block.named_parameters())
+
     return found
 
 
 def _skip_draws(
-    setup: Setup, parameter: nn.Parameter, name: str, generator: torch.Generator | None
+    setup: Setup,
+    parameter: nn.Parameter,
+    name: str,
+    generator: torch.Generator | None,
 ) -> None:
     """Draw what another stage draws for a weight, so that what follows gets the same values."""
     if generator is None or not parameter.is_meta:
@@ -166,8 +186,13 @@ def _skip_draws(
     shape = parameter.shape
     if len(shape) >= 2 and parameter.is_contiguous():
         shape = torch.Size([1, min(parameter.numel(), _DRAWN)])
+
     dtype = setup.weights.dtype_of(parameter)
-    _fill(torch.empty(shape, dtype=dtype, device=setup.device), name, generator)
+    _fill(
+        torch.empty(shape, dtype=dtype, device=setup.device),
+        name,
+        generator,
+    )
 
 
 def _materialize_one(
@@ -187,7 +212,9 @@ def _materialize_one(
             holder = setup.weights.holders.get((module, name))
             if holder:
                 made = holder(made.data)
+
             done[parameter] = made
+
         module._parameters[name] = made
         del made  # or the last weight's full values would stay beside the next one's
 
@@ -212,11 +239,15 @@ def _materialize_one(
                 _fill(placed, "weight", generator)
         else:
             placed = setup.ranks.from_first(buffer.to(device=setup.device, dtype=dtype))
+
         module._buffers[name] = placed
 
 
 def _placed(
-    parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None
+    parameter: nn.Parameter,
+    name: str,
+    setup: Setup,
+    generator: torch.Generator | None,
 ) -> nn.Parameter:
     """A parameter on the device, in the dtype of trained or of frozen weights."""
     dtype = setup.weights.dtype_of(parameter)
@@ -224,19 +255,25 @@ def _placed(
         # By its layout, not `empty_like`: PyTorch 2.11 has no fake tensors for a library's own
         # class (Int8Params).
         tensor = torch.empty_strided(
-            parameter.size(), parameter.stride(), dtype=dtype, device=setup.device
+            parameter.size(),
+            parameter.stride(),
+            dtype=dtype,
+            device=setup.device,
         )
+
         if generator is not None:
             _fill(tensor, name, generator)
             if hasattr(parameter, "constant"):
                 tensor.copy_(parameter.constant)
             if setup.ranks.layout.replicate > 1:  # cards of another kind draw other values
                 setup.ranks.from_first(tensor)
+
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
 
     # In place, so that the user and an optimizer, who hold this parameter, keep holding it.
     values = parameter.data.to(device=setup.device, dtype=dtype)
     parameter.data = setup.ranks.from_first(values)
+
     return parameter
 
 
@@ -248,6 +285,7 @@ def _fill(tensor: torch.Tensor, name: str, generator: torch.Generator) -> None:
         parts = [tensor]
         if tensor.is_contiguous():
             parts = list(tensor.view(-1).split(_DRAWN))
+
         drawn = parts[0].normal_(0.0, DRAWN_DEVIATION, generator=generator)
         for part in parts[1:]:  # on a CPU, drawing takes a hundred times as long as copying
             part.copy_(drawn[: len(part)])

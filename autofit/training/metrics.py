@@ -70,6 +70,7 @@ class MetricsFile(Recorder):
         if path.exists():
             kept = [line for line, step in _lines(path) if step <= first_step]
             write_atomically(path, "".join(kept))
+
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def back_to(self, first_step: int) -> None:
@@ -85,6 +86,7 @@ class MetricsFile(Recorder):
         row: dict[str, Any] = {"step": evaluation.step, "evaluation": float(evaluation)}
         if evaluation.metrics:
             row["metrics"] = evaluation.metrics
+
         self._write(row)
 
     def close(self) -> None:
@@ -106,6 +108,7 @@ def recorded(path: Path, last_step: int) -> tuple[list[StepReport], list[Evaluat
     for line, step in _lines(path):
         if step > last_step:
             continue
+
         row = json.loads(line)
         with contextlib.suppress(*UNREADABLE):  # of another autofit, or edited
             if "evaluation" in row:
@@ -115,6 +118,7 @@ def recorded(path: Path, last_step: int) -> tuple[list[StepReport], list[Evaluat
             else:
                 memory = {name: row.pop(name) for name in vars(StepMemory()) if name in row}
                 reports.append(from_plain(StepReport, {**row, "memory": memory}))
+
     return reports, evaluations
 
 
@@ -149,15 +153,24 @@ class TensorBoard(Recorder):
         }
         if report.seconds:
             values["samples_per_second"] = report.samples / report.seconds
+
         values |= vars(report.memory)
 
         for name, value in values.items():
             if value is not None:
-                self._writer.add_scalar(f"train/{name}", value, report.step)
+                self._writer.add_scalar(
+                    f"train/{name}",
+                    value,
+                    report.step,
+                )
 
     def evaluated(self, evaluation: Evaluation) -> None:
         for name, value in {"loss": float(evaluation), **evaluation.metrics}.items():
-            self._writer.add_scalar(f"evaluation/{name}", value, evaluation.step)
+            self._writer.add_scalar(
+                f"evaluation/{name}",
+                value,
+                evaluation.step,
+            )
 
     def back_to(self, first_step: int) -> None:
         """Keep the former values; TensorBoard shows both."""
@@ -174,12 +187,19 @@ class Bar(Recorder):
     """
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
-        options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
+        options = {
+            "total": total,
+            "initial": first_step,
+            "desc": "training",
+            "unit": "step",
+        }
         self._bar: Any
+
         if in_notebook():
             self._bar = _CellBar(**options)
         else:
             self._bar = tqdm(**options, dynamic_ncols=True)
+
         self._waiting_seconds = 0.0
         self._seconds = 0.0
 
@@ -190,6 +210,7 @@ class Bar(Recorder):
         shown = {"loss": f"{report.loss:.4g}"}
         if self._waiting_seconds > 0.01 * self._seconds:
             shown["waiting"] = f"{self._waiting_seconds / self._seconds:.0%}"
+
         shown |= _sizes(report.memory)
 
         self._bar.set_postfix(shown, refresh=False)
@@ -261,9 +282,11 @@ def clock(seconds: float) -> str:
     """A time as people say it: 40 s, 12 min, 3 h 05 min."""
     if seconds < 100:
         return f"{seconds:.0f} s"
+
     minutes = round(seconds / 60)
     if minutes < 100:
         return f"{minutes} min"
+
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
@@ -296,4 +319,5 @@ class _CellBar(tqdm):  # type: ignore[misc]
     def close(self) -> None:
         if not self.disable:
             self.display()
+
         super().close()

@@ -1,4 +1,5 @@
-"""A session on several devices of this machine: one process each, trained weights back in the model.
+"""A session on several devices of this machine: one process each, trained weights back in the
+model.
 
 Weights travel in files without names, which all ranks map: the host holds them once, and nothing
 stays in memory whoever is killed. The model's structure, the loader, the loss and the callbacks

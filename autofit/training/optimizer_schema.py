@@ -54,7 +54,13 @@ class Form:
                     kind = type(tensor)
                     inner[name] = cls.of(value)
 
-        return cls(kind, tensor.shape, tensor.dtype, tensor.stride(), inner)
+        return cls(
+            kind,
+            tensor.shape,
+            tensor.dtype,
+            tensor.stride(),
+            inner,
+        )
 
     def checked(self, given: Any, name: str) -> torch.Tensor:
         """The saved tensor; raises StateError for what is none, or of another shape or format."""
@@ -64,6 +70,7 @@ class Form:
             needed = _words(self.shape, self.dtype)
             found = _words(given.shape, given.dtype)
             raise StateError(f"{name} is {found}, and not {needed}")
+
         return given
 
     def fitted(self, given: Any, name: str) -> torch.Tensor:
@@ -77,6 +84,7 @@ class Form:
                 held = getattr(saved, own)
                 if form.fitted(held, f"{own} of {name}") is not held:
                     raise StateError(f"{own} of {name} has other strides")
+
             return saved
 
         if type(saved) not in (torch.Tensor, nn.Parameter):
@@ -85,9 +93,14 @@ class Form:
             return saved.contiguous()
         if saved.stride() == self.stride:
             return saved
+
         restrided = torch.empty_strided(
-            self.shape, self.stride, dtype=self.dtype, device=saved.device
+            self.shape,
+            self.stride,
+            dtype=self.dtype,
+            device=saved.device,
         )
+
         return restrided.copy_(saved)
 
 
@@ -116,10 +129,19 @@ class OptimizerSchema:
     @torch.no_grad()
     def fitted(self, saved: Any) -> Any:
         """The state to load. Raises StateError for one that is not of this optimizer."""
-        return self._fitted_parts(_parts_of(self._optimizer), saved, "the state")
+        return self._fitted_parts(
+            _parts_of(self._optimizer),
+            saved,
+            "the state",
+        )
 
     def check_entry(
-        self, weight: nn.Parameter, given: Entry, name: str, *, on_meta: bool = False
+        self,
+        weight: nn.Parameter,
+        given: Entry,
+        name: str,
+        *,
+        on_meta: bool = False,
     ) -> None:
         """Raise a StateError unless entries are those of a weight.
 
@@ -140,15 +162,26 @@ class OptimizerSchema:
         if isinstance(parts, dict):
             if saved.keys() != parts.keys():
                 raise StateError(f"{name} holds {shown(sorted(map(str, saved)))}")
+
             fitted = {}
             for key, part in parts.items():
-                fitted[key] = self._fitted_parts(part, saved[key], f"{key} of {name}")
+                fitted[key] = self._fitted_parts(
+                    part,
+                    saved[key],
+                    f"{key} of {name}",
+                )
+
             return fitted
 
         if isinstance(parts, list):
             numbered = dict(enumerate(parts))
-            fitted = self._fitted_parts(numbered, dict(enumerate(saved)), name)
+            fitted = self._fitted_parts(
+                numbered,
+                dict(enumerate(saved)),
+                name,
+            )
             return list(fitted.values())
+
         return saved
 
     def _fitted_optimizer(self, optimizer: Optimizer, saved: Any, name: str) -> Any:
@@ -178,11 +211,16 @@ class OptimizerSchema:
         state = {}
         for number, entry in held.items():
             if number in forms:
-                state[number] = self._fitted_entry(forms[number], entry, f"weight {number}")
+                state[number] = self._fitted_entry(
+                    forms[number],
+                    entry,
+                    f"weight {number}",
+                )
             elif self._is_own:
                 state[number] = entry
             else:
                 raise StateError(f"{name} has a weight {shown(number)}")
+
         return {**saved, "state": state, "param_groups": groups}
 
     def _fitted_groups(self, own: list[Group], saved: Any, name: str) -> list[Group]:
@@ -201,15 +239,30 @@ class OptimizerSchema:
             settings = group
             if self._is_own:
                 for key in group.keys() & given.keys():
-                    _check_kind(given[key], group[key], f"{key} of a group")
+                    _check_kind(
+                        given[key],
+                        group[key],
+                        f"{key} of a group",
+                    )
+
                 settings = {**group, **given}
+
             groups.append(settings)
+
         return groups
 
-    def _fitted_entry(self, forms: Entry, entry: Any, name: str, *, on_meta: bool = False) -> Entry:
+    def _fitted_entry(
+        self,
+        forms: Entry,
+        entry: Any,
+        name: str,
+        *,
+        on_meta: bool = False,
+    ) -> Entry:
         """The state of a weight to load; what is on meta is only checked."""
         if not isinstance(entry, dict):
             raise StateError(f"the state of {name} is {shown(entry)}")
+
         for key in forms:
             if entry and key not in entry:
                 raise StateError(f"the state of {name} lacks {key}")
@@ -226,13 +279,19 @@ class OptimizerSchema:
 
             # bitsandbytes nests what it quantises
             if isinstance(form, dict) and isinstance(given, dict):
-                fitted[key] = self._fitted_entry(form, given, what, on_meta=on_meta)
+                fitted[key] = self._fitted_entry(
+                    form,
+                    given,
+                    what,
+                    on_meta=on_meta,
+                )
             elif not isinstance(form, Form):
                 _check_kind(given, form, what)
             elif on_meta:
                 form.checked(given, what)
             else:
                 fitted[key] = form.fitted(given, what)
+
         return fitted
 
     def _forms(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entry:
@@ -246,8 +305,10 @@ class OptimizerSchema:
             str(weight.device),
             str(getattr(weight, "placements", None)),
         )
+
         if key not in self._known:
             self._known[key] = self._measured(optimizer, group, weight)
+
         return self._known[key]
 
     def _measured(self, optimizer: Optimizer, group: Group, weight: nn.Parameter) -> Entry:
@@ -267,11 +328,14 @@ class OptimizerSchema:
             # to compile a step takes 40 s
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 type(optimizer).step(trial)
+
             held = trial.state_dict()["state"].get(0, {})
         except Exception:
             if not self._is_own:
                 raise
-            # A user's class that steps its own weights alone: PyTorch's operators check what it does.
+
+            # A user's class that steps its own weights alone: PyTorch's operators check what it
+            # does.
             held = {}
 
         forms = {}
@@ -281,6 +345,7 @@ class OptimizerSchema:
             for key, form in list(forms.items()):
                 if not isinstance(form, Form) or form.shape != weight.shape:
                     del forms[key]
+
         return forms
 
 
@@ -295,6 +360,7 @@ def _form_of(value: Any) -> Any:
         return Form.of(value)
     if isinstance(value, dict):
         return {key: _form_of(item) for key, item in value.items()}
+
     return value
 
 
@@ -303,6 +369,7 @@ def _parts_of(optimizer: Optimizer) -> Any:
     parts = getattr(optimizer, "parts", None)
     if callable(parts):
         return parts()
+
     return optimizer
 
 

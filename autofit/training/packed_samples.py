@@ -42,6 +42,7 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     found = _last_sample(batch, ids)
     if found is None:
         return None
+
     row, start = found
 
     own_labels = torch.full_like(labels, IGNORED_LABEL)
@@ -67,6 +68,7 @@ def note_of_mixed_samples(setup: Setup, batch: Any) -> str | None:
     tolerance = _TOLERANCE if setup.config.precision == "fp32" else _LOW_PRECISION_TOLERANCE
     if not math.isfinite(loss - other) or abs(loss - other) <= tolerance * abs(loss):
         return None
+
     return _MIXED.format(loss=loss, other=other)
 
 
@@ -99,4 +101,5 @@ def _with(batch: Any, **tensors: torch.Tensor) -> Any:
     """The batch with other tensors, of the same type."""
     made = type(batch)(batch)
     made.update(tensors)
+
     return made

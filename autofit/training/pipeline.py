@@ -47,18 +47,25 @@ class Pipeline(DataParallel):
             for run in runs:
                 loss = self._run(run, is_last=run is runs[-1])
                 batch_loss += loss.to(batch_loss.dtype)
+
         return self._reduce(batch_loss)
 
     def loss_value(self, batch: Any) -> float:
         """The loss of a batch, by a forward through all stages alone; all call it together."""
         setup = self.setup
         with setup.step_context(), torch.no_grad():
-            loss = self._run([(batch, 1.0)], is_last=False, forward_only=True)
+            loss = self._run(
+                [(batch, 1.0)],
+                is_last=False,
+                forward_only=True,
+            )
+
         setup.exchange.reshard()
 
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
         torch.distributed.all_reduce(loss, group=mesh.get_group("pipeline"))
+
         return float(loss)
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
@@ -71,21 +78,39 @@ class Pipeline(DataParallel):
         for numbers, use_sums in exchange.extra_reductions:
             own = torch.tensor(numbers(), device=loss.device)
             use_sums(ranks.sum_of_stage(own).tolist())
+
         return ranks.sum_of(loss) / ranks.layout.stage_world
 
     def _weighted_slices(self, part: LocalBatch) -> list[Slice]:
         """As many micro-batches as the rank with most has, each with its weight."""
         setup = self.setup
         slices, own_terms = self._counted_slices(part)
-        forwards, _ = self._agree(part, own_terms, len(slices))
-        spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
+        forwards, _ = self._agree(
+            part,
+            own_terms,
+            len(slices),
+        )
+
+        spare = next(
+            split(
+                part.batch,
+                setup.micro_batch_size,
+                setup.workload.split,
+            )
+        )
 
         weighted = []
         for micro_batch, count in slices:
             weight = 0.0
             if count:
-                weight = weight_of(setup.workload, count, setup.progress.terms)
+                weight = weight_of(
+                    setup.workload,
+                    count,
+                    setup.progress.terms,
+                )
+
             weighted.append((micro_batch, weight * setup.ranks.layout.dp_degree))
+
         return weighted + [(spare, 0.0)] * (forwards - len(slices))
 
     def _runs(self, slices: list[Slice]) -> list[list[Slice]]:
@@ -97,10 +122,15 @@ class Pipeline(DataParallel):
         (most,) = self.setup.ranks.largest(len(shapes))
         if most <= 1:
             return [slices] if slices else []
+
         return [[one] for one in slices]
 
     def _run(
-        self, slices: list[Slice], *, is_last: bool, forward_only: bool = False
+        self,
+        slices: list[Slice],
+        *,
+        is_last: bool,
+        forward_only: bool = False,
     ) -> torch.Tensor:
         """Send micro-batches of one shape through the stages; the sum of their losses, or 0.
 
@@ -134,6 +164,7 @@ class Pipeline(DataParallel):
             # with its own kind, by which it is told
             if _FAILED in str(error) and error.__cause__ is not None:
                 raise error.__cause__ from None
+
             raise
         finally:
             stage.submod.slices = []
@@ -143,8 +174,10 @@ class Pipeline(DataParallel):
             losses = stage.outputs
         if not losses:
             return torch.zeros((), device=setup.device)
+
         total = torch.stack([loss.detach() for loss in losses]).sum()
         stage.outputs.clear()
+
         return total
 
     def prepare(self, micro_batch: Any) -> None:
@@ -166,18 +199,35 @@ class Pipeline(DataParallel):
         kind: Any = ScheduleGPipe
         if setup.config.pipeline_schedule == "1f1b" and len(slices) >= part.count:
             kind = Schedule1F1B
+
         under_way = len(slices)
         if kind is Schedule1F1B:
-            under_way = under_way_in(part.index, part.count, len(slices))
+            under_way = under_way_in(
+                part.index,
+                part.count,
+                len(slices),
+            )
 
         hidden = _hidden_of(setup, part, first)
         part.passed_bytes = hidden.nbytes
-        stage = _Stage(setup, part, hidden, 1 if forward_only else under_way)
+        stage = _Stage(
+            setup,
+            part,
+            hidden,
+            1 if forward_only else under_way,
+        )
         stage.has_backward = not forward_only
         loss_of = None if forward_only else _same
-        schedule = kind(stage, len(slices), loss_fn=loss_of, scale_grads=False)
+
+        schedule = kind(
+            stage,
+            len(slices),
+            loss_fn=loss_of,
+            scale_grads=False,
+        )
         schedule._initialize_stage((), {})  # which makes the buffers
         part.schedule = (key, schedule)
+
         return schedule
 
 
@@ -200,7 +250,9 @@ def _hidden_of(setup: Setup, part: ModelPart, batch: Any) -> torch.Tensor:
     forward = partial(loss_and_count, setup, batch)
     with random_state.preserved(setup.device), torch.no_grad(), setup.forward_context():
         hidden = hidden_at_first_block(setup.model, part, forward)
+
     setup.exchange.reshard()
+
     return hidden.to("meta")
 
 
@@ -240,6 +292,7 @@ class _Forward(nn.Module):
                 f"the first one is given {tuple(expected.shape)} of {expected.dtype}; use "
                 "data_parallel: fsdp."
             )
+
         return hidden.contiguous()
 
 
@@ -249,12 +302,19 @@ class _Stage(PipelineStage):  # type: ignore[misc]
     PyTorch's own has one for each micro-batch of the batch.
     """
 
-    def __init__(self, setup: Setup, part: ModelPart, hidden: torch.Tensor, under_way: int) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        part: ModelPart,
+        hidden: torch.Tensor,
+        under_way: int,
+    ) -> None:
         scalar = torch.zeros((), device="meta")
         given = scalar if part.is_first else hidden.clone().requires_grad_()
         made = scalar if part.is_last else hidden.clone().requires_grad_()
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
+
         super().__init__(
             _Forward(setup, part, hidden),
             part.index,
@@ -264,6 +324,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
             output_args=(made,),
             group=mesh.get_group("pipeline"),
         )
+
         self._setup = setup
         self._under_way = under_way
         self.is_last_run = True
@@ -274,16 +335,25 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.has_backward:
             self.outputs.append(output)
+
         return output
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, *args: Any, last_backward: bool = False, **kwargs: Any
+        self,
+        bwd_chunk_id: int,
+        *args: Any,
+        last_backward: bool = False,
+        **kwargs: Any,
     ) -> Any:
         """As PyTorch's, with gradients averaged over ranks in the last one of a step."""
         self._setup.progress.phase = "backward"
         self._setup.exchange.sync_gradients(last_backward and self.is_last_run)
+
         return super().backward_one_chunk(
-            bwd_chunk_id, *args, last_backward=last_backward, **kwargs
+            bwd_chunk_id,
+            *args,
+            last_backward=last_backward,
+            **kwargs,
         )
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
@@ -292,6 +362,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         for info in self.args_recv_info[bwd_chunk_id]:
             if info.buffer is not None:
                 info.buffer.grad = None
+
         return operations
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:

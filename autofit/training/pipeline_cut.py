@@ -45,18 +45,21 @@ def cut_into_stages(setup: Setup) -> None:
             "pipeline_parallel: one device cannot be measured in place of several stages, which "
             "wait for one another; measure on as many devices."
         )
+
     part, outside, used_before = _planned(setup)
     part.index = setup.ranks.stage_index
     if setup.tracing.is_stage:
         part.cuts = _cuts_of_stage(part)
     else:
         part.cuts = _cuts(part, outside, used_before)
+
     part.names = list(setup.model.state_dict())
     part.buffers = {name for name, _ in setup.model.named_buffers()}
     setup.part = part
 
     if not setup.weights.are_random and not setup.tracing.is_stage:
         _share_values(setup)
+
     _take_away(setup, part, outside, used_before)
     setup.step_contexts.append(partial(_explain, setup))
 
@@ -86,8 +89,14 @@ def plan_of_stages(setup: Setup) -> StagePlan:
     places = []
     for module, _, weight in outside:
         places.append((weight, 0 if module in used_before else part.count - 1))
+
     cuts = _cuts(part, outside, used_before)
-    return StagePlan(tuple(cuts), tuple(places), part.passed)
+
+    return StagePlan(
+        tuple(cuts),
+        tuple(places),
+        part.passed,
+    )
 
 
 def _planned(setup: Setup) -> tuple[ModelPart, list[Weight], set[nn.Module]]:
@@ -99,9 +108,18 @@ def _planned(setup: Setup) -> tuple[ModelPart, list[Weight], set[nn.Module]]:
     if setup.config.data_parallel == "fsdp" and any(weight.requires_grad for weight in scalars):
         raise _refusal(setup, "trains a weight of one number, which no device can divide")
     if len(blocks) < stages and not setup.tracing.is_stage:
-        raise _refusal(setup, f"has {len(blocks)} blocks, fewer than {stages} stages")
+        raise _refusal(
+            setup,
+            f"has {len(blocks)} blocks, fewer than {stages} stages",
+        )
 
-    part = ModelPart(index=0, count=stages, blocks=blocks, whole=list(blocks))
+    part = ModelPart(
+        index=0,
+        count=stages,
+        blocks=blocks,
+        whole=list(blocks),
+    )
+
     return part, outside, _used_before_blocks(setup, part, outside)
 
 
@@ -110,6 +128,7 @@ def _cuts_of_stage(part: ModelPart) -> list[int]:
     start = 0 if part.is_first else 1
     stop = len(part.whole) - (0 if part.is_last else 1)
     behind = [len(part.whole)] * (part.count - part.index - 1)
+
     return [0] * part.index + [start, stop, *behind]
 
 
@@ -125,6 +144,7 @@ def _row_of_blocks(model: nn.Module) -> Any:
         if isinstance(module, nn.ModuleList | nn.Sequential) and list(module) == blocks
     ]
     name = type(model).__name__
+
     if not blocks or not lists:
         raise RefusedError(
             f"pipeline_parallel: {name} is not one row of blocks, and was not tried in stages; use "
@@ -139,7 +159,9 @@ def _row_of_blocks(model: nn.Module) -> Any:
                 f"pipeline_parallel: blocks of {name} share weights, which one device cannot hold "
                 "for another; use data_parallel: fsdp."
             )
+
         seen |= own
+
     return lists[0]
 
 
@@ -195,6 +217,7 @@ def _used_before_blocks(setup: Setup, part: ModelPart, outside: list[Weight]) ->
             called.clear()
             with _zeros_on_cpu(outside), part.first_block_is(first, EndHere()):
                 second = _reached(setup, batch)
+
             if second is first.given:
                 part.passed = second.numel() // sample_count(batch, setup.workload.split)
                 part.in_tuple = in_tuple
@@ -202,6 +225,7 @@ def _used_before_blocks(setup: Setup, part: ModelPart, outside: list[Weight]) ->
     finally:
         for hook in hooks:
             hook.remove()
+
     raise _refusal(setup, "changes what one block passes on to the next")
 
 
@@ -212,6 +236,7 @@ def _reached(setup: Setup, batch: Any) -> Any:
             loss_and_count(setup, batch)
     except StageEnd as end:
         return end.hidden
+
     raise _refusal(setup, "calls its blocks in another order than it holds them")
 
 
@@ -222,6 +247,7 @@ def _zeros_on_cpu(outside: list[Weight]) -> Iterator[None]:
         dtype = weight.dtype if weight.is_floating_point() else torch.float32
         zeros = torch.zeros((), dtype=dtype, device="cpu").expand(weight.shape)
         module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+
     try:
         yield
     finally:
@@ -239,6 +265,7 @@ def _cuts(part: ModelPart, outside: list[Weight], used_before: set[nn.Module]) -
     for module, _, weight in outside:
         if module not in used_before:
             work[-1] += _multiplied(weight)
+
     return balanced(work, part.count)
 
 
@@ -258,7 +285,8 @@ def balanced(work: Sequence[float], parts: int) -> list[int]:
     for one in work:
         sums.append(sums[-1] + one)
 
-    # best[end]: the largest part, the sum of squares and the cuts of the first `end` in so many parts
+    # best[end]: the largest part, the sum of squares and the cuts of the first `end` in so many
+    # parts
     best: list[tuple[float, float, list[int]] | None] = [(0.0, 0.0, [0])] + [None] * count
     for number in range(1, parts + 1):
         following: list[tuple[float, float, list[int]] | None] = [None] * (count + 1)
@@ -267,10 +295,12 @@ def balanced(work: Sequence[float], parts: int) -> list[int]:
                 before = best[start]
                 if before is None:
                     continue
+
                 own = sums[end] - sums[start]
                 found = (max(before[0], own), before[1] + own**2, [*before[2], end])
                 if following[end] is None or found < following[end]:  # type: ignore[operator]
                     following[end] = found
+
         best = following
 
     answer = best[count]
@@ -289,7 +319,10 @@ def _share_values(setup: Setup) -> None:
 
 
 def _take_away(
-    setup: Setup, part: ModelPart, outside: list[Weight], used_before: set[nn.Module]
+    setup: Setup,
+    part: ModelPart,
+    outside: list[Weight],
+    used_before: set[nn.Module],
 ) -> None:
     """Put stand-ins in place of what other stages hold, until the setup is closed."""
     for number, block in enumerate(part.whole):
@@ -310,10 +343,16 @@ def _take_away(
 
         zeros = None
         if is_before:
-            zeros = torch.zeros((), dtype=_dtype_seen(setup, weight), device=setup.device)
+            zeros = torch.zeros(
+                (),
+                dtype=_dtype_seen(setup, weight),
+                device=setup.device,
+            )
             zeros = zeros.expand(weight.shape)
+
         del module._parameters[name]
         part.absent.append(Absent(module, name, weight, zeros))
+
     part.begin(None)
 
     tied = {weight for weight, of in stages.items() if len(of) > 1 and weight.requires_grad}
@@ -323,6 +362,7 @@ def _take_away(
             names = {weight: name_of[weight] for weight in tied}
             setup.when_built.append(partial(_note_tied, part, outside, names))
             setup.exchange.after_backward.append(partial(_add_up_tied, part, group))
+
     setup.on_close(partial(_put_back, setup, part))
 
 
@@ -332,6 +372,7 @@ def _dtype_seen(setup: Setup, weight: nn.Parameter) -> torch.dtype:
         gathered = LOW_FORMATS.get(setup.config.precision)
         if gathered is not None:
             return gathered
+
     return setup.weights.dtype_of(weight)
 
 
@@ -349,6 +390,7 @@ def _add_up_tied(part: ModelPart, group: Any) -> None:
         gradient = parameter.grad
         if gradient is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
+
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         dist.all_reduce(local, group=group)
 
@@ -358,6 +400,7 @@ def _put_back(setup: Setup, part: ModelPart) -> None:
     part.schedule = None
     for number, block in enumerate(part.whole):
         part.blocks[number] = block
+
     for absent in part.absent:
         delattr(absent.module, absent.name)
         absent.module._parameters[absent.name] = absent.weight
@@ -369,6 +412,7 @@ def _put_back(setup: Setup, part: ModelPart) -> None:
         for block in part.whole[start:stop]:
             for weight in block.parameters():
                 _fetch(setup, weight, stage)
+
     for weight, stage in part.outside:
         _fetch(setup, weight, stage)
 
@@ -393,4 +437,5 @@ def _explain(setup: Setup) -> Iterator[None]:
     except (RuntimeError, NotImplementedError) as error:
         if not re.search(r"\bmeta\b", str(error)):
             raise
+
         raise _refusal(setup, "uses weights on a stage that does not hold them") from error

@@ -43,6 +43,7 @@ def capture_torch(device: torch.device) -> dict[str, Any]:
     cuda = None
     if device.type == "cuda":
         cuda = torch.cuda.get_rng_state(device)
+
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 
@@ -75,6 +76,7 @@ def check(state: Any, device: torch.device) -> None:
         has_position = is_whole(inner["pos"], 0) and inner["pos"] <= _NUMPY_NUMBERS
         if not has_position or inner["key"].shape != (_NUMPY_NUMBERS,):
             raise ValueError("no position")
+
         np.random.RandomState().set_state(state["numpy"])
     except (
         ArithmeticError,
@@ -99,6 +101,7 @@ def is_at(state: dict[str, Any], *, torchs: bool = True) -> bool:
         return False
     if not np.array_equal(numpy_now["key"], numpy_before["key"]):
         return False
+
     return not torchs or torch.equal(now["torch"], state["torch"])
 
 
@@ -143,6 +146,7 @@ def generators_preserved(loader: Any) -> Iterator[None]:
     finally:
         for restore_generator in undo:
             restore_generator()
+
         for holder, name in empty:
             if isinstance(_attributes(holder).get(name), _Generator):
                 setattr(holder, name, None)
@@ -155,6 +159,7 @@ def _restoring(generator: Any) -> Callable[[], Any]:
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", bits.state)
+
     return partial(generator.set_state, generator.get_state())
 
 
@@ -177,7 +182,9 @@ def _reachable_from(loader: Any) -> list[Any]:
             seen.add(id(value))
             found.append(value)
             following += _attributes(value).values()
+
         level = following
+
     return found
 
 
@@ -190,13 +197,19 @@ def _attributes(value: Any) -> dict[str, Any]:
         with suppress(ValueError):  # a cell that is still empty
             names = inspect.getclosurevars(value)
             return {**names.globals, **names.nonlocals}
+
         return {}
 
     if isinstance(value, partial):
-        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+        return {
+            "func": value.func,
+            "args": value.args,
+            "keywords": value.keywords,
+        }
 
     if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
         return {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
         return {str(name): item for name, item in value.items()}
+
     return dict(getattr(value, "__dict__", {}))

@@ -85,6 +85,7 @@ class RecordedDraws(TorchDispatchMode):
         value = self._value(output)
         if value is not output:
             output.copy_(value)
+
         return output
 
     def _value(self, drawn: torch.Tensor) -> torch.Tensor:
@@ -104,13 +105,19 @@ class RecordedDraws(TorchDispatchMode):
         recorded = self._values[number]
         dim = self._sample_dim(number, recorded.shape, drawn.shape)
         if dim is None:
-            return _extreme(recorded, drawn, largest=self._passes % 2 == 0)
+            return _extreme(
+                recorded,
+                drawn,
+                largest=self._passes % 2 == 0,
+            )
 
         rows = recorded.shape[dim] // self._samples
         indices: list[int] = []
         for sample in self._chosen:
             indices += range(sample * rows, (sample + 1) * rows)
+
         index = torch.tensor(indices, device=recorded.device)
+
         return recorded.index_select(dim, index).view_as(drawn)
 
     def _sample_dim(self, number: int, whole: torch.Size, part: torch.Size) -> int | None:
@@ -131,7 +138,9 @@ class RecordedDraws(TorchDispatchMode):
         dim = differing[0]
         if whole[dim] * len(self._chosen) != part[dim] * self._samples:
             raise UnprovableDrawError(f"{draw} is not divided evenly among samples")
+
         self._dims[number] = dim
+
         return dim
 
 
@@ -139,6 +148,7 @@ def _drops(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Whether a fused operator drops anything, by its argument of that name."""
     names = [argument.name for argument in func._schema.arguments]  # type: ignore[attr-defined]
     given = dict(zip(names, args, strict=False)) | kwargs
+
     return bool(given.get("dropout_p", given.get("dropout")))
 
 
@@ -153,4 +163,5 @@ def _extreme(recorded: torch.Tensor, drawn: torch.Tensor, *, largest: bool) -> t
     if bool(((recorded >= 0) & (recorded < 1)).all()):  # as torch.rand gives them
         least = 0.0
         most = 1 - 2**-10
+
     return torch.full_like(drawn, most if largest else least)

@@ -24,7 +24,10 @@ _LOOKED_AT = 256  # samples by which data are told from others
 
 
 def fill_reference(
-    setup: Setup, loaders: list[Any], directory: Path | None, listener: Callable[[str], Any]
+    setup: Setup,
+    loaders: list[Any],
+    directory: Path | None,
+    listener: Callable[[str], Any],
 ) -> None:
     """Fill the columns that loaders of files left blank. All ranks call this together.
 
@@ -43,12 +46,14 @@ def fill_reference(
         column = _read(file, data)
         # Machines without a disk in common: where one has no file, all compute together.
         (is_missing,) = setup.ranks.largest(float(column is None))
+
         if column is None or is_missing:
             samples = pluralize(len(loader.samples), "sample")
             listener(f"asking the model about {samples} once, before it is trained.")
             column = _computed(setup, loader)
             if file is not None and setup.ranks.is_first:
                 _write(file, column, data)
+
         blank.copy_(column)
 
 
@@ -72,11 +77,14 @@ def _computed(setup: Setup, loader: FileLoader) -> torch.Tensor:
         for turn in range(rounds):
             number = turn * ranks.layout.dp_degree + ranks.dp_rank
             chosen = parts[min(number, len(parts) - 1)]  # the last one again, with the other ranks
-            batch = map_tensors(loader.samples.batch(chosen), lambda each: each.to(setup.device))
+            batch = map_tensors(
+                loader.samples.batch(chosen), lambda tensor: tensor.to(setup.device)
+            )
             with setup.forward_context():
                 found = loss.precomputed(models, batch)
             if number < len(parts):
                 own[str(number)] = found.float().cpu()
+
             setup.exchange.reshard()
 
     of_all = ranks.joined(own)
@@ -88,6 +96,7 @@ def _digest(loader: FileLoader) -> str:
     total = len(loader.samples)
     chosen = torch.linspace(0, total - 1, min(total, _LOOKED_AT)).long()
     batch = loader.samples.batch(chosen)
+
     return digest(f"{total} {batch['input_ids'].tolist()} {batch['labels'].tolist()}")
 
 
@@ -101,7 +110,9 @@ def _read(file: Path | None, data: str) -> torch.Tensor | None:
     with safe_open(file, "pt") as stored:
         if (stored.metadata() or {}).get("data") != data:
             return None
+
         column: torch.Tensor = stored.get_tensor(REFERENCE)
+
     return column
 
 
@@ -110,5 +121,9 @@ def _write(file: Path, column: torch.Tensor, data: str) -> None:
 
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    save_file({REFERENCE: column}, part, metadata={"data": data})
+    save_file(
+        {REFERENCE: column},
+        part,
+        metadata={"data": data},
+    )
     part.replace(file)

@@ -32,7 +32,9 @@ def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
     Texts of like length come together, the longest first, without the columns that all of them pad:
     as many as have the tokens of a micro-batch of the longest ones, which is what was measured.
     """
-    batch, cut, size = part.batch, setup.workload.split, setup.micro_batch_size
+    batch = part.batch
+    cut = setup.workload.split
+    size = setup.micro_batch_size
     lengths = None
     # Compiled code is made for one length, and a trace has no numbers.
     if setup.config.compile == "none" and setup.tracing.whole_batch is None:
@@ -52,6 +54,7 @@ def _slices(setup: Setup, part: LocalBatch) -> list[tuple[Any, list[int]]]:
         texts = take_samples(batch, samples, cut)
         found.append((cut_to(texts, longest), samples))
         start += len(samples)
+
     return found
 
 
@@ -61,6 +64,7 @@ def is_replayed(setup: Setup, part: LocalBatch) -> bool:
         return False
     if setup.ranks.are_several or setup.tracing.whole_batch is not None:
         return True
+
     return sample_count(part.batch, setup.workload.split) > setup.micro_batch_size
 
 
@@ -81,7 +85,14 @@ class Replay:
         self._own = self.forwards = len(slices)
         # Every forward gathers weights from all ranks: each makes as many as the one with most.
         (most,) = setup.ranks.largest(len(slices))
-        spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
+
+        spare = next(
+            split(
+                part.batch,
+                setup.micro_batch_size,
+                setup.workload.split,
+            )
+        )
         self._slices = [*slices, *[(spare, [])] * (int(most) - len(slices))]
         self._draws: list[dict[str, Any]] = []
 
@@ -90,10 +101,12 @@ class Replay:
         with torch.no_grad():
             everything, _ = self._gathered(self._represented())
             value: torch.Tensor = self._loss.of_representations(everything)
+
         return value
 
     def losses(self) -> Iterator[torch.Tensor]:
-        """For each micro-batch what has the batch's gradients; the first one is the loss of the batch.
+        """For each micro-batch what has the batch's gradients; the first one is the loss of the
+        batch.
 
         The loss itself needs no backward.
         """
@@ -101,6 +114,7 @@ class Replay:
         everything.requires_grad_()
         with torch.enable_grad():
             loss = self._loss.of_representations(everything)
+
         (gradient,) = torch.autograd.grad(loss, everything)
         gradient = gradient[own] * self._setup.ranks.layout.dp_degree  # which average it
         yield loss.detach()
@@ -114,6 +128,7 @@ class Replay:
                 yield (representations * gradient[samples]).sum()
             else:
                 yield representations.sum() * 0.0
+
             del representations
 
     def _represented(self) -> torch.Tensor:
@@ -127,8 +142,10 @@ class Replay:
                 whole = found.new_empty((self.samples(), *found.shape[1:]))
             if number < self._own:
                 whole[samples] = found
+
         assert whole is not None, "a batch has samples"
         self._setup.exchange.reshard()
+
         return whole
 
     def samples(self) -> int:
@@ -143,10 +160,12 @@ class Replay:
         moved = on_device(setup, micro_batch)
         with setup.forward_context():
             found: torch.Tensor = self._loss.represent(setup.models(), moved)
+
         return found
 
     def _gathered(self, own: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        """The representations of all ranks, in the order of the batch, and which of them are its own."""
+        """The representations of all ranks, in the order of the batch, and which of them are its
+        own."""
         ranks = self._setup.ranks
         if not ranks.are_several:
             return own, slice(None)
@@ -155,4 +174,5 @@ class Replay:
         start = sum(counts[: ranks.rank])
         whole = own.new_zeros((sum(counts), *own.shape[1:]))
         whole[start : start + len(own)] = own
+
         return ranks.sum_of(whole), slice(start, start + len(own))

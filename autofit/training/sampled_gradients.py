@@ -36,6 +36,7 @@ class SampledGradients:
         for _, weight in setup.trainable():
             if weight.is_floating_point() or weight.is_complex():
                 self._weights.append(weight)
+
         self._coordinates: dict[int, torch.Tensor] = {}  # by the number of the weight
         self._sizes: list[float] = []
 
@@ -48,11 +49,13 @@ class SampledGradients:
         on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
         if self._varied:
             self._varied.begin(on_device)
+
         with self._varied or nullcontext(), torch.enable_grad(), setup.step_context():
             loss, count = strategy_of(setup).forward(on_device)
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise NothingToCompareError(f"the loss is {value} with random weights")
+
             found = self._backward(loss)
 
         parts = []
@@ -61,8 +64,10 @@ class SampledGradients:
                 if number not in self._coordinates:  # nothing reached it in the first pass
                     zero = torch.zeros((), device=weight.device)
                     self._coordinates[number] = _coordinates(zero.expand(_real_shape(weight)))
+
                 size = len(self._coordinates[number])
                 found[number] = torch.zeros(size, dtype=torch.float64)
+
             parts.append(found[number])
 
         if not self._sizes:
@@ -70,13 +75,17 @@ class SampledGradients:
             largest = max(sizes)
             if not largest:
                 raise NothingToCompareError("the loss has no gradient with random weights")
+
             self._sizes = [max(size, _SMALLEST * largest) for size in sizes]
 
         scaled = [part / size for part, size in zip(parts, self._sizes, strict=True)]
         return torch.cat(scaled), count
 
     def of_slices(
-        self, slices: Sequence[Any], sizes: Sequence[int], draws: RecordedDraws
+        self,
+        slices: Sequence[Any],
+        sizes: Sequence[int],
+        draws: RecordedDraws,
     ) -> tuple[list[torch.Tensor | None], list[float | None]]:
         """The same of each slice of a batch; None and 0 where it has no valid label.
 
@@ -101,6 +110,7 @@ class SampledGradients:
             else:
                 parts.append(gradient)
                 own_counts.append(own_count)
+
         return parts, own_counts
 
     def _backward(self, loss: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -120,17 +130,21 @@ class SampledGradients:
 
             if number not in self._coordinates:
                 self._coordinates[number] = _coordinates(gradient)
+
             coordinates = self._coordinates[number]
             taken = gradient.reshape(-1)[coordinates].to("cpu", torch.float64)
             if number in found:  # reentrant checkpointing comes twice
                 taken = found[number] + taken
+
             found[number] = taken
 
         with ExitStack() as stack:
             for number, weight in enumerate(self._weights):
                 handle = weight.register_post_accumulate_grad_hook(partial(take, number))
                 stack.callback(handle.remove)
+
             loss.backward()
+
         return found
 
 
@@ -158,6 +172,7 @@ def _coordinates(gradient: torch.Tensor) -> torch.Tensor:
     rows = gradient.unsqueeze(1)
     if gradient.dim() > 1:
         rows = gradient.flatten(1)
+
     width = rows.shape[1]
     count = min(len(rows), max(TRIAL_SAMPLES, half // width))
     strongest = rows.abs().sum(dim=1).topk(count).indices

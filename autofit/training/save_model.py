@@ -107,7 +107,8 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def _compute_dtype(model: nn.Module) -> torch.dtype | None:
-    """The dtype of embeddings, norms and heads beside quantised layers; None where all is trained."""
+    """The dtype of embeddings, norms and heads beside quantised layers; None where all is
+    trained."""
     for parameter in model.parameters():
         is_plain = parameter.is_floating_point() and parameter.itemsize > 1
         if is_plain and not parameter.requires_grad:
@@ -116,7 +117,8 @@ def _compute_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _check_mergeable(model: Any) -> None:
-    """Raise an InputError for what peft learns beside layers, or that replaces more than a layer."""
+    """Raise an InputError for what peft learns beside layers, or that replaces more than a
+    layer."""
     config: Any = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         reason = "learns prompts, which are no part of any weight"

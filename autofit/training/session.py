@@ -1,4 +1,5 @@
-"""One training of the user's model with a known config: build, resume, run, evaluate, save, restore."""
+"""One training of the user's model with a known config: build, resume, run, evaluate, save,
+restore."""
 
 import functools
 import signal
@@ -106,11 +107,13 @@ class Session:
                 self.listener,
                 is_evaluated=evaluation is not None,
             )
+
             setup = prepared.setup
 
             try:
                 if self.policy.directory:
                     checkpoint.check_savable(setup)
+
                 loaders = [loader, evaluation.loader] if evaluation else [loader]
                 fill_reference(setup, loaders, self.policy.directory, self.listener)
                 if evaluation is not None:
@@ -120,6 +123,7 @@ class Session:
                 with config_faults_named():
                     training = _Training(self, prepared, loader, evaluation)
                     answer = training.run(steps, epochs)
+
                 if self.taken:
                     self.taken(setup)
                 return answer
@@ -128,7 +132,8 @@ class Session:
                     prepared.close()
 
     def _batch_split(self, config: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-        """The smaller micro-batch of a run that ran out of memory, perhaps on more or fewer devices."""
+        """The smaller micro-batch of a run that ran out of memory, perhaps on more or fewer
+        devices."""
         saved = self.policy.batch_split(hardware)
         if not saved:
             return {}
@@ -170,11 +175,13 @@ class _Training:
         self._evaluation_plan = evaluation
         self._eval_loader = None
         self._best: BestWeights | None = None
+
         if evaluation is not None:
             self._eval_loader = local_loader(evaluation.loader, setup.ranks)
             if evaluation.best_by is not None:
                 is_resumed = self._policy.resume
                 self._best = BestWeights(setup, self._directory, is_resumed=is_resumed)
+
         self._epochs = self._at_the_start()
         self._epoch_length = length_of(loader)
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
@@ -201,8 +208,12 @@ class _Training:
         """The data before the first step."""
         workload = self._setup.workload
         seed = self._session.hyperparameters.seed
+
         return Epochs(
-            self._loader, seed, batch_size=workload.effective_batch_size, cut=workload.split
+            self._loader,
+            seed,
+            batch_size=workload.effective_batch_size,
+            cut=workload.split,
         )
 
     def run(self, steps: int, epochs: int | None) -> Answer:
@@ -240,6 +251,7 @@ class _Training:
             # A run that was killed left half a checkpoint, and this one perhaps wrote none.
             if self._ranks.is_first:
                 clean_up(self._directory / FOLDER)
+
         return self._history, list(self._evaluations.values())
 
     def _open_recorders(self, first: int, steps: int) -> None:
@@ -282,14 +294,17 @@ class _Training:
             if self._ranks.are_several:  # the others cannot go back by themselves
                 error.knobs = batch_split_of(self._setup.config)
                 raise
+
             return error
         except Exception as error:
             self._save_after(error)
             raise
+
         return None
 
     def _batches(self) -> Iterator[Any]:
-        """The batches; where one cannot be read, torch's random numbers are as before the attempt."""
+        """The batches; where one cannot be read, torch's random numbers are as before the
+        attempt."""
         while True:
             before = random_state.capture_torch(self._setup.device)
             try:
@@ -297,6 +312,7 @@ class _Training:
             except Exception:
                 random_state.restore(before, self._setup.device)
                 raise
+
             yield batch
 
     def _save_after(self, error: Exception) -> None:
@@ -330,6 +346,7 @@ class _Training:
         is_last = is_stopped or report.step == steps
         for recorder in self._recorders:
             recorder(report)
+
         self._history.append(report)
 
         if report.skipped == "no label" and not self._is_unlabelled_said:
@@ -349,6 +366,7 @@ class _Training:
 
         if not is_stopped:
             return None
+
         done = pluralize(report.step, "step")
         self._notify(f"a callback ended the training after {done} of {steps}.")
         return STOP
@@ -367,6 +385,7 @@ class _Training:
         if self._ranks.are_several and self._has_callbacks:
             (anywhere,) = self._ranks.largest(float(is_stopped))
             is_stopped = bool(anywhere)
+
         return is_stopped
 
     def _save_if_due(self, *, is_last: bool) -> None:
@@ -388,6 +407,7 @@ class _Training:
         plan = self._evaluation_plan
         if plan is None or plan.every is None:
             return self._epochs.batches_done == self._epoch_length
+
         return self._done % plan.every == 0
 
     def _evaluate(self) -> None:
@@ -395,6 +415,7 @@ class _Training:
         plan = self._evaluation_plan
         if plan is None:
             return
+
         with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
             batches = batches_of(self._eval_loader)
             evaluation = evaluation_of(self._setup, plan, batches, self._done)
@@ -403,6 +424,7 @@ class _Training:
             # The same on all ranks, also where a metric of the user's draws random numbers.
             (score,) = self._ranks.largest(plan.score(evaluation))
             self._best.offer(self._done, score)
+
         self._evaluations[self._done] = evaluation
         for recorder in self._recorders:
             recorder.evaluated(evaluation)
@@ -412,6 +434,7 @@ class _Training:
         best = self._best
         if best is None or best.step in (None, self._done):
             return
+
         best.restore()
         steps = pluralize(int(best.step or 0), "step")
         self._notify(f"the model has the weights after {steps}, which evaluated best.")
@@ -433,10 +456,15 @@ class _Training:
                     f"the state_dict of the loader holds a {error}, which no checkpoint does: "
                     "a resumed run reads again what comes before its step."
                 )
+
             self._is_counted = True
 
         checkpoint.save(
-            self._setup, directory, next_step, keep_last=self._policy.keep_last, data_state=state
+            self._setup,
+            directory,
+            next_step,
+            keep_last=self._policy.keep_last,
+            data_state=state,
         )
 
     def _has_checkpoint(self) -> bool:
@@ -477,6 +505,7 @@ class _Training:
         if total != steps:
             passes = pluralize(epochs, "epoch")
             self._notify(f"for {passes} in all the run ends after {pluralize(total, 'step')}.")
+
         return total
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
@@ -487,6 +516,7 @@ class _Training:
                 f"{failure}: training goes on in a fresh process, from the last checkpoint."
             )
             self._session.restart()
+
         if not self._has_checkpoint():
             raise OutOfMemoryError(
                 f"{failure}, and there is no checkpoint to go back to.",
@@ -498,6 +528,7 @@ class _Training:
         for step in list(self._evaluations):
             if step > first:
                 del self._evaluations[step]
+
         for recorder in self._recorders:
             recorder.back_to(first)
 
@@ -506,6 +537,7 @@ class _Training:
             f"{failure}: training goes on from the checkpoint after {pluralize(first, 'step')}, "
             f"with {words}."
         )
+
         return first
 
     def _located(self, error: DivergedError) -> AutofitError:
@@ -514,6 +546,7 @@ class _Training:
         if self._directory:
             self._save(self._directory, error.step - 1)
             message += f"; the state before it is kept in {self._directory}"
+
         return DivergedError(error.loss, error.step, f"{message}.")
 
     def _note_skipped_steps(self) -> None:
@@ -521,6 +554,7 @@ class _Training:
         overflows = reasons.count("overflow")
         unlabelled = reasons.count("no label")
         steps = pluralize(len(reasons), "step")
+
         if overflows:
             self._notify(
                 f"the loss scaler of fp16-mixed skipped {overflows} of {steps}, whose gradients "
@@ -537,6 +571,7 @@ class _Training:
         reports = self._history[self._resumed_steps :]
         waiting = sum(report.data_seconds for report in reports)
         total = waiting + sum(report.seconds for report in reports)
+
         if waiting > _SLOW_LOADER_SECONDS and waiting / total > _SLOW_LOADER_SHARE:
             self._notify(
                 f"the loader is too slow for this device: {waiting / total:.0%} of the time was "

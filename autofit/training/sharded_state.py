@@ -63,6 +63,7 @@ def described(folder: Path, files: Set[str]) -> Tensors:
     for name, metadata in found.items():
         dtype = metadata.properties.dtype
         tensors[name] = torch.empty(metadata.size, dtype=dtype, device="meta")
+
     return tensors
 
 
@@ -96,7 +97,9 @@ def optimizer_state(setup: Setup) -> tuple[Tensors, Entries] | None:
             is_scalar = not value.dim()
             if isinstance(parameter, DTensor) and value.shape != parameter.shape and not is_scalar:
                 return None
+
             tensors[_tensor_name(name, key)] = value
+
     return tensors, numbers
 
 
@@ -132,6 +135,7 @@ def entries_by_name(state: dict[str, Any]) -> Entries:
     numbered = dict(enumerate(names))
     if not entries.keys() <= numbered.keys():
         raise StateError(f"it is of the weights {shown(list(entries))}")
+
     return {numbered[number]: entry for number, entry in entries.items()}
 
 
@@ -143,10 +147,16 @@ def entries_described(tensors: Tensors, numbers: Entries) -> Entries:
         if is_of_optimizer(path):
             name, key = _owner_and_key(path)
             entries.setdefault(name, {})[key] = tensor
+
     return entries
 
 
-def restore(setup: Setup, saved: Tensors, state: dict[str, Any], folder: Path) -> None:
+def restore(
+    setup: Setup,
+    saved: Tensors,
+    state: dict[str, Any],
+    folder: Path,
+) -> None:
     """Fill this rank's weights and optimizer state from what several ranks wrote."""
     weights = dict(setup.trained_values())
     held = {}
@@ -180,13 +190,16 @@ def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
     for name, whole in entries_by_name(state).items():
         if setup.part is not None and name not in weights:
             continue  # another stage's
+
         weight = weights[name].detach()
         own = dict(whole)
 
         for key, value in whole.items():
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == weight.shape:
                 own[key] = shard_of(value, weight)
+
         entries[name] = own
+
     _restore_optimizer(setup, entries)
 
 
@@ -196,7 +209,12 @@ def shard_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return whole
 
     given = whole.to(like.device)
-    return distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[no-any-return]
+    return distribute_tensor(  # type: ignore[no-any-return]
+        given,
+        like.device_mesh,
+        like.placements,
+        src_data_rank=None,
+    )
 
 
 def names_of(setup: Setup) -> list[str]:
@@ -231,6 +249,7 @@ def _empty_for(saved: torch.Tensor, weight: torch.Tensor, setup: Setup) -> torch
         return torch.empty((), dtype=saved.dtype, device="cpu")
     if saved.shape == weight.shape:
         return torch.empty_like(weight, dtype=saved.dtype)
+
     return torch.empty(saved.shape, dtype=saved.dtype, device=setup.device)
 
 

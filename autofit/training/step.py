@@ -1,4 +1,5 @@
-"""The training step: gradients of a batch, then an update. A probe times `train_step`; the training loop repeats it."""
+"""The training step: gradients of a batch, then an update. A probe times `train_step`; the training
+loop repeats it."""
 
 from typing import Any
 
@@ -14,7 +15,8 @@ from autofit.training.strategies import strategy_of
 
 
 def train_step(setup: Setup, batch: Any) -> torch.Tensor:
-    """One optimizer step on one effective batch; returns the batch's loss, detached, on the device."""
+    """One optimizer step on one effective batch; returns the batch's loss, detached, on the
+    device."""
     loss = accumulate(setup, batch)
     update(setup)
     return loss
@@ -81,7 +83,8 @@ def loss_value(setup: Setup, batch: Any) -> float:
 
 
 def reached(setup: Setup) -> set[nn.Parameter]:
-    """The trained weights that the loss of a micro-batch reaches, found in the graph of its forward.
+    """The trained weights that the loss of a micro-batch reaches, found in the graph of its
+    forward.
 
     Neither running statistics nor random numbers are other ones after it.
     """

@@ -52,22 +52,31 @@ class SingleDevice:
                 batch_loss += loss.detach().to(batch_loss.dtype)
                 # with its graph: bitsandbytes' int8 layers hold their inputs as long as it lives
                 del loss
+
         return self._reduce(batch_loss)
 
     def _replayed(self, part: LocalBatch) -> torch.Tensor:
         """The same of a loss that needs something of all samples at once."""
         replay = Replay(self.setup, part)
-        self._begin(part, replay.samples(), replay.forwards)
+        self._begin(
+            part,
+            replay.samples(),
+            replay.forwards,
+        )
         losses = replay.losses()
         batch_loss = next(losses)
+
         for loss in losses:
             if not self._backward(loss):
                 return self._reduce(loss.detach())
+
             del loss
+
         return self._reduce(batch_loss)
 
     def loss_of(self, part: LocalBatch) -> torch.Tensor:
-        """The loss of all samples of a batch that needs something of them at once, without gradients."""
+        """The loss of all samples of a batch that needs something of them at once, without
+        gradients."""
         with self.setup.step_context():
             return Replay(self.setup, part).loss()
 
@@ -81,6 +90,7 @@ class SingleDevice:
 
         with setup.step_context():
             setup.progress.over_batch = self._sums_over_batch(part)
+
         try:
             yield
         finally:
@@ -89,14 +99,27 @@ class SingleDevice:
     def _sums_over_batch(self, part: LocalBatch) -> torch.Tensor:
         """What the loss asks of all micro-batches, added up."""
         slices, _ = self._counted_slices(part)
-        return self._sums_of(part, slices, len(slices))
+        return self._sums_of(
+            part,
+            slices,
+            len(slices),
+        )
 
     def _sums_of(
-        self, part: LocalBatch, slices: list[tuple[Any, float]], forwards: int
+        self,
+        part: LocalBatch,
+        slices: list[tuple[Any, float]],
+        forwards: int,
     ) -> torch.Tensor:
         """The same by so many forwards: those beyond the micro-batches count nothing."""
         setup = self.setup
-        spare = next(split(part.batch, setup.micro_batch_size, setup.workload.split))
+        spare = next(
+            split(
+                part.batch,
+                setup.micro_batch_size,
+                setup.workload.split,
+            )
+        )
         sums = []
         for number in range(max(1, forwards)):
             counts = number < len(slices)
@@ -104,6 +127,7 @@ class SingleDevice:
             moved = on_device(setup, micro_batch)
             with setup.forward_context():
                 sums.append(counts * sums_over_batch(setup, moved))
+
         return torch.stack(sums).sum(dim=0)
 
     def forward(self, micro_batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -130,7 +154,11 @@ class SingleDevice:
         Holds no loss that it gave.
         """
         slices, terms = self._counted_slices(part)
-        self._begin(part, terms, len(slices))
+        self._begin(
+            part,
+            terms,
+            len(slices),
+        )
         for micro_batch, count in slices:
             yield self.forward(micro_batch)[0], weight_of(self.setup.workload, count, terms)
 
@@ -173,6 +201,7 @@ class SingleDevice:
 
         if setup.scaler:
             loss = setup.scaler.scale(loss)
+
         loss.backward()
         return True
 
@@ -195,6 +224,7 @@ class DataParallel(SingleDevice):
         """As on one device; all ranks call it together."""
         value = super().loss_value(batch)
         self.setup.exchange.reshard()
+
         return value
 
     def _losses(self, part: LocalBatch) -> Iterator[tuple[torch.Tensor, float]]:
@@ -211,8 +241,14 @@ class DataParallel(SingleDevice):
         else:
             spare = next(split(part.batch, setup.micro_batch_size, workload.split))
 
-        forwards, early = self._agree(part, own_terms, len(slices), spare)
+        forwards, early = self._agree(
+            part,
+            own_terms,
+            len(slices),
+            spare,
+        )
         slices += [(spare, 0.0)] * (forwards - len(slices))
+
         for number in range(forwards):
             micro_batch, count = slices[number]
             setup.exchange.sync_gradients(number + 1 == forwards)
@@ -227,6 +263,7 @@ class DataParallel(SingleDevice):
                 yield loss, weight * setup.ranks.layout.dp_degree
             else:
                 yield loss.nan_to_num() * 0.0, 1.0
+
             del loss
 
         if early:  # no rank has a label
@@ -238,12 +275,21 @@ class DataParallel(SingleDevice):
         ranks = self.setup.ranks
         slices, _ = self._counted_slices(part)
         (most,) = ranks.largest(len(slices))
-        sums = self._sums_of(part, slices, int(most))
+        sums = self._sums_of(
+            part,
+            slices,
+            int(most),
+        )
         self.setup.exchange.reshard()
+
         return ranks.sum_of(sums) * ranks.layout.dp_degree / ranks.layout.world
 
     def _agree(
-        self, part: LocalBatch, own_terms: float, micro_batches: int, first: Any = None
+        self,
+        part: LocalBatch,
+        own_terms: float,
+        micro_batches: int,
+        first: Any = None,
     ) -> tuple[int, list[torch.Tensor]]:
         """How many forwards each rank makes.
 
@@ -259,14 +305,20 @@ class DataParallel(SingleDevice):
 
         early = []
         answer = ranks.asked(own_terms, micro_batches)
-        # A GPU would have to end the forward before; that of ddp asks whether gradients are averaged.
+        # A GPU would have to end the forward before; that of ddp asks whether gradients are
+        # averaged.
         is_free = setup.device.type == "cpu" and setup.exchange.replicate is None
         if first is not None and is_free:
             early.append(self.forward(first)[0])
 
         all_terms, most = answer()
         forwards = int(max(most))
-        self._begin(part, sum(all_terms) * ranks.layout.dp_degree / ranks.layout.world, forwards)
+        self._begin(
+            part,
+            sum(all_terms) * ranks.layout.dp_degree / ranks.layout.world,
+            forwards,
+        )
+
         return forwards, early
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
@@ -284,11 +336,19 @@ class DataParallel(SingleDevice):
             return ranks.sum_of(loss) / ranks.layout.world
 
         own = [numbers() for numbers, _ in exchange.extra_reductions]
-        sums = ranks.sum_of(torch.cat([loss.view(1), loss.new_tensor(list(chain(*own)))]))
+        sums = ranks.sum_of(
+            torch.cat(
+                [
+                    loss.view(1),
+                    loss.new_tensor(list(chain(*own))),
+                ]
+            )
+        )
 
         rest = iter(sums[1:].tolist())
         for numbers, (_, use_sums) in zip(own, exchange.extra_reductions, strict=True):
             use_sums(list(islice(rest, len(numbers))))
+
         return sums[0] / ranks.layout.world
 
     def _sum_over_ranks(self, loss: torch.Tensor) -> torch.Tensor:

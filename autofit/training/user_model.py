@@ -35,17 +35,20 @@ def moved_to_host(model: nn.Module, *, device_type: str = "cuda") -> Iterator[No
         _move((tensor, _HOST) for tensor in tensors)
         if device_type == "cuda" and tensors:
             torch.cuda.empty_cache()  # other processes cannot use what PyTorch caches
+
         yield
     finally:
         away = []
         for tensor, device, address in homes:
             if tensor.device != device or tensor.data_ptr() != address:
                 away.append((tensor, device))
+
         try:
             _move(away)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+
             message = (
                 "the model was set aside while a search ran, and its memory on the card was taken"
                 " meanwhile."
@@ -102,6 +105,7 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
         given = settings.get(knob, off)
         if isinstance(given, Sequence) and not isinstance(given, str):
             return list(given)
+
         return [given]
 
     if "precision" in settings or choices("quantization", "none") != ["none"]:
@@ -121,6 +125,7 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
             trained.add(dtype)
         if freezes_all or not weight.requires_grad:
             frozen.add(dtype)
+
     return tuple(sorted(trained)), tuple(sorted(frozen))
 
 

@@ -31,7 +31,16 @@ _IS_LARGER = (
     "__ge__",
     "__ne__",
 )
-_IS_SMALLER = ("lt", "le", "eq", "less", "less_equal", "__lt__", "__le__", "__eq__")
+_IS_SMALLER = (
+    "lt",
+    "le",
+    "eq",
+    "less",
+    "less_equal",
+    "__lt__",
+    "__le__",
+    "__eq__",
+)
 _COMPARISONS = _IS_LARGER + _IS_SMALLER
 _ARE_ZERO = ("nonzero", "argwhere", "count_nonzero", "bool")
 _DISTANCES = ("l1_loss", "smooth_l1_loss", "huber_loss")
@@ -82,18 +91,28 @@ class VariedOutcomes(TorchFunctionMode):
         for tensor in _tensors_in((*args, *kwargs.values())):
             origin |= self._origin(tensor)
 
-        output = self._call(func, name, args, kwargs, origin)
+        output = self._call(
+            func,
+            name,
+            args,
+            kwargs,
+            origin,
+        )
+
         if origin:
             for tensor in _tensors_in((output,)):
                 if not tensor.requires_grad:  # which tells where it comes from itself
                     self._origins[tensor] = origin
+
         return output
 
     def _origin(self, tensor: torch.Tensor) -> int:
         """What a tensor was computed from, as far as that was seen."""
         if tensor.requires_grad or isinstance(tensor, nn.Parameter):
             return _WEIGHTS
+
         known: int = self._origins.get(tensor, 0)
+
         return known
 
     def _call(
@@ -109,7 +128,11 @@ class VariedOutcomes(TorchFunctionMode):
         others = args[1:]
 
         if name in _LOOKUPS and others and self._is_table(x) and _holds_indices(others[-1]):
-            return func(_spread(x), *others, **kwargs)
+            return func(
+                _spread(x),
+                *others,
+                **kwargs,
+            )
 
         if origin and name in _COMPARISONS and len(args) == 2 and _is_float(x):
             is_larger = self._is_larger(x - args[1])
@@ -132,7 +155,13 @@ class VariedOutcomes(TorchFunctionMode):
 
             if len(args) > 2 and self._is_table(args[2]):
                 outputs, targets, table, *rest = args
-                return func(outputs, targets, _spread(table), *rest, **kwargs)
+                return func(
+                    outputs,
+                    targets,
+                    _spread(table),
+                    *rest,
+                    **kwargs,
+                )
 
         if name in _WITH_MARGIN and "margin" in kwargs:
             kwargs = kwargs | {"margin": _FAR}
@@ -151,6 +180,7 @@ class VariedOutcomes(TorchFunctionMode):
         rounded = _rounded(name, args, kwargs)
         if rounded is None:
             return func(*args, **kwargs)
+
         return rounded
 
     def _is_table(self, table: Any) -> bool:
@@ -173,11 +203,16 @@ class VariedOutcomes(TorchFunctionMode):
             return None
 
         if is_scalar and self._scalars and self._passes > 1:
-            return torch.full_like(difference, self._passes % 2, dtype=torch.bool)
+            return torch.full_like(
+                difference,
+                self._passes % 2,
+                dtype=torch.bool,
+            )
 
         limit = self._limits[number]
         if limit is None:
             return None
+
         return difference > limit
 
 
@@ -220,6 +255,7 @@ def _spread(table: torch.Tensor) -> torch.Tensor:
 
     least = float(table.min())
     most = float(table.max())
+
     return torch.linspace(
         least,
         most,
@@ -245,6 +281,7 @@ def _middle(numbers: torch.Tensor) -> float | None:
     first = len(gaps) // 4
     if len(gaps) > 2:
         first = max(first, 1)
+
     middle = gaps[first : len(gaps) - first]
 
     place = first + int(middle.argmax())
@@ -283,6 +320,7 @@ def _rounded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tor
         x = softplus(x - low) + low
     if high is not None:
         x = high - softplus(high - x)
+
     return x
 
 
@@ -300,4 +338,5 @@ def _bounds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
         return None, kwargs.get("max", first)
     if name in ("clamp", "clip"):
         return kwargs.get("min", first), kwargs.get("max", second)
+
     return None, None

@@ -1,4 +1,5 @@
-"""A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any kind."""
+"""A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any
+kind."""
 
 import contextlib
 import copy
@@ -78,7 +79,8 @@ class LargestBatch:
 
 @dataclass(frozen=True)
 class _AsAsked:
-    """A user's batch factory that marks rows as samples, where it gives as many as are asked for."""
+    """A user's batch factory that marks rows as samples, where it gives as many as are asked
+    for."""
 
     batch: Callable[[int], Any]
 

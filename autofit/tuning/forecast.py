@@ -1,5 +1,5 @@
-"""What is predicted of a space before its first probe: bytes and seconds of each config, and numbers
-of blocks that the space does not list."""
+"""What is predicted of a space before its first probe: bytes and seconds of each config, and
+numbers of blocks that the space does not list."""
 
 import dataclasses
 import functools

@@ -68,11 +68,13 @@ class Fractions:
         """Keep what is known of a config."""
         if math.isnan(row.nbytes + row.seconds):
             return
+
         of_tier = self._known.setdefault(tier(row.config), {})
         for knob, (value, rests) in LEVERS.items():
             offered = self.knobs.get(knob, ())
             if value not in offered:
                 continue
+
             full = row.config.replace(**{knob: value})
             for rest in rests:
                 number = self._number(row.config[knob], value, rest)
@@ -84,9 +86,11 @@ class Fractions:
         """How many blocks a knob's value has as `value`, if all others are as `rest`."""
         if given in (value, rest):
             return self.blocks if given == value else 0
+
         some = SomeBlocks.of(given)
         if some and (some.value, some.rest) == (value, rest):
             return some.number
+
         return None
 
     def expected(self, name: str, fits: Callable[[Row], bool]) -> list[Row]:
@@ -95,6 +99,7 @@ class Fractions:
         all_series = self._known.get(name, {}).items()
         found = [self._next(series, known, fits) for series, known in all_series]
         refusals = self.constraints.refuse.values()
+
         return [row for row in found if row and not any(refuse(row.config) for refuse in refusals)]
 
     def solve(
@@ -120,6 +125,7 @@ class Fractions:
         asked = set[Config]()
         for row in rows:
             self.note(row)
+
         while True:
             better = [
                 row
@@ -136,16 +142,21 @@ class Fractions:
                 self.note(row)
                 if fits(row):
                     solved[row.config] = row
+
             best |= _fastest([*best.values(), *solved.values()])
 
         kept: list[Row] = []
         for name in best:
             of_tier = [row for row in solved.values() if tier(row.config) == name]
             kept += sorted(of_tier, key=attrgetter("seconds"))[:_KEPT]
+
         return kept
 
     def _next(
-        self, series: _Series, known: dict[int, Row], fits: Callable[[Row], bool]
+        self,
+        series: _Series,
+        known: dict[int, Row],
+        fits: Callable[[Row], bool],
     ) -> Row | None:
         """The least number that is expected to fit; None where it is known, or none fits."""
         too_large = [number for number, row in known.items() if not fits(row)]
@@ -160,11 +171,18 @@ class Fractions:
         ]
         if not between:
             return None
+
         at = bisect.bisect_left(between, True, key=fits)
+
         return between[min(at, len(between) - 1)]
 
     def _between(
-        self, series: _Series, known: dict[int, Row], below: int, above: int, number: int
+        self,
+        series: _Series,
+        known: dict[int, Row],
+        below: int,
+        above: int,
+        number: int,
     ) -> Row:
         """What is expected of a number between two that are known."""
         value, _ = LEVERS[series.knob]
@@ -172,6 +190,7 @@ class Fractions:
         share = (number - below) / (above - below)
         before = known[below]
         after = known[above]
+
         return Row(
             series.full.replace(**{series.knob: str(some)}),
             before.nbytes + share * (after.nbytes - before.nbytes),
@@ -197,6 +216,7 @@ def values_between(knobs: Values, blocks: int) -> dict[str, tuple[Value, ...]]:
         )
         if values:
             found[knob] = values
+
     return found
 
 
@@ -209,6 +229,7 @@ def may_fit_between(rows: Sequence[Row], cap: float) -> list[Row]:
         leader = best.get(tier(row.config))
         if leader is None or math.isnan(row.nbytes + row.seconds):
             continue
+
         for knob, (value, rests) in LEVERS.items():
             given = row.config[knob]
             if given == value and row.nbytes <= cap:
@@ -227,6 +248,7 @@ def may_fit_between(rows: Sequence[Row], cap: float) -> list[Row]:
     for groups in by_tier.values():
         groups.sort(key=lambda some: min(row.seconds for row in some))
         found |= dict.fromkeys(row for some in groups[:_MOST] for row in some)
+
     return list(found)
 
 
@@ -253,17 +275,40 @@ def predict_between(
     """
     traits = workload.traits
     assert traits is not None, "the model was looked at"
-    fractions = Fractions(traits.blocks, knobs, techniques.constraints(workload, hardware))
+    fractions = Fractions(
+        traits.blocks,
+        knobs,
+        techniques.constraints(workload, hardware),
+    )
     workers = Workers(processes)
     configs = [*(row.config for row in rows), *known]
-    predict = SpacePredictor(workload, hardware, configs, workers=workers, **options)
+
+    predict = SpacePredictor(
+        workload,
+        hardware,
+        configs,
+        workers=workers,
+        **options,
+    )
     try:
         found: dict[Config, Row] = {}
         if known:
-            found = dict(zip(known, map(Row, known, *predict(known)), strict=True))
+            found = dict(
+                zip(
+                    known,
+                    map(
+                        Row,
+                        known,
+                        *predict(known),
+                    ),
+                    strict=True,
+                )
+            )
+
         for share in _SHARES:
             for row in fractions.solve(rows, predict, share * cap):
                 found.setdefault(row.config, row)
+
         return list(found.values())
     finally:
         workers.close()
@@ -276,4 +321,5 @@ def _fastest(rows: Iterable[Row]) -> dict[str, Row]:
         name = tier(row.config)
         if not math.isnan(row.seconds) and (name not in found or row.seconds < found[name].seconds):
             found[name] = row
+
     return found

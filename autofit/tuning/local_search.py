@@ -48,6 +48,7 @@ class Neighbours:
         found: list[Change] = []
         for knob, values in self.knobs.items():
             found += [(knob, value) for value in values if value != config[knob]]
+
         return found
 
     def nearer(self, config: Config, change: Change) -> Change | None:
@@ -56,9 +57,11 @@ class Neighbours:
         knob, value = change
         if not knob_named(knob).degree or value is None:
             return None
+
         degrees = sorted({int(other or 1) for other in self.knobs[knob]})
         own = int(config[knob] or 1)
         between = [degree for degree in degrees if own < degree < int(value)]
+
         return (knob, between[-1]) if between else None
 
     def changed(self, config: Config, changes: Iterable[Change]) -> Config | None:
@@ -69,6 +72,7 @@ class Neighbours:
             # A value that is not listed was settled by other knobs, and may settle otherwise now.
             keeps = config[knob] in values or is_partly_on(config, knob)
             given[knob] = config[knob] if keeps else None
+
         given.update(changes)
 
         try:
@@ -80,6 +84,7 @@ class Neighbours:
             return None
         if any(refuse(found) for refuse in self.constraints.refuse.values()):
             return None
+
         return found
 
 
@@ -122,6 +127,7 @@ class LocalSearch:
         self._is_over = is_over
         self._fractions = fractions
         self._traced: set[tuple[Value, ...]] = set()
+
         # By tier and by a config whose neighbours were looked at those neighbours, the newest last:
         # by each value of a knob the config that has it instead.
         self._around: dict[str, dict[Config, dict[Change, Config]]] = {}
@@ -141,6 +147,7 @@ class LocalSearch:
         """The best row of a tier; None where none is known."""
         of_tier = self.tiers.get(name, {}).values()
         known = (row for row in of_tier if not math.isnan(row.nbytes + row.seconds))
+
         return max(known, key=self.merit, default=None)
 
     def refine(self, name: str, *, tracing: bool = True) -> Row | None:
@@ -152,7 +159,7 @@ class LocalSearch:
         """
 
         def may_ask(configs: list[Config]) -> list[Config]:
-            return [each for each in configs if tracing or traced_part(each) in self._traced]
+            return [config for config in configs if tracing or traced_part(config) in self._traced]
 
         while leader := self.leader(name):
             # Pairs are looked at where no single change is better: there they are few. Between two
@@ -164,7 +171,9 @@ class LocalSearch:
             )
             if not asked or self._is_over():
                 return leader
+
             self.add(asked)
+
         return None
 
     def singles(self, row: Row, slack: float = _SLACK) -> list[Config]:
@@ -202,6 +211,7 @@ class LocalSearch:
             costs_little = changed.trace is not Trace.OWN or changed.of_head
             if costs_little or self._may_be_better(row, [change], config, slack):
                 asked[change] = around[change] = config
+
         return list(asked.values())
 
     def _pairs(self, row: Row) -> list[Config]:
@@ -223,6 +233,7 @@ class LocalSearch:
             costs_no_trace = len(traced) < 2 and all(self._row(around, change) for change in traced)
             if costs_no_trace or self._may_be_better(row, pair, config, _OF_PAIRS):
                 asked.append(config)
+
         return asked
 
     def _between(self, name: str, leader: Row) -> list[Config]:
@@ -230,6 +241,7 @@ class LocalSearch:
         expected to be better than its leader."""
         if self._fractions is None or not self.looks_between:
             return []
+
         expected = self._fractions.expected(name, self._fits)
         better = [
             row
@@ -237,10 +249,15 @@ class LocalSearch:
             if row.config not in self.rows and self.merit(row) > self.merit(leader)
         ]
         better.sort(key=self.merit, reverse=True)
+
         return [row.config for row in better[:_AT_ONCE]]
 
     def _may_be_better(
-        self, row: Row, changes: Sequence[Change], config: Config, slack: float
+        self,
+        row: Row,
+        changes: Sequence[Change],
+        config: Config,
+        slack: float,
     ) -> bool:
         """Whether what some changes make of a config may be better than it.
 
@@ -251,6 +268,7 @@ class LocalSearch:
             effect = self._effect(row.config, change)
             if effect is None:
                 return True
+
             effects.append(effect)
             if tier(effect[0].config) != tier(config):
                 slack = max(slack, _OF_ANOTHER_TIER)
@@ -260,12 +278,21 @@ class LocalSearch:
         if not self._fits(row):
             sizes = [(before.nbytes, after.nbytes) for before, after in effects]
             nbytes = _least(row.nbytes, sizes) * (1 - slack)
-        expected = Row(config, nbytes, _least(row.seconds, seconds) * (1 - slack))
+
+        expected = Row(
+            config,
+            nbytes,
+            _least(row.seconds, seconds) * (1 - slack),
+        )
+
         return self.merit(expected) > self.merit(row)
 
     def _effect(self, config: Config, change: Change) -> tuple[Row, Row] | None:
         """A row before and one after such a change of a config, around the one looked at last: of
-        the same tier, else of any. None where it was never seen."""
+        the same tier, else of any.
+
+        None where it was never seen.
+        """
         knob, _ = change
         own = self._around[tier(config)]
         others = [of_tier for of_tier in self._around.values() if of_tier is not own]
@@ -276,6 +303,7 @@ class LocalSearch:
             after = self._row(around, change)
             if before and after and not math.isnan(before.seconds + after.seconds):
                 return before, after
+
         return None
 
     def _row(self, around: Mapping[Change, Config], change: Change) -> Row | None:
@@ -294,4 +322,5 @@ def _least(figure: float, changes: Sequence[tuple[float, float]]) -> float:
     for before, after in changes:
         added += after - before
         multiplied *= after / before
+
     return max(0.0, min(added, multiplied))

@@ -86,9 +86,9 @@ FAST_TOLERANCE = 0.1
 FAST_EXPLORE_PLAN = Plan(min_steps=2, max_seconds=0.5, long_seconds=_LONG)
 FAST_PLAN = Plan(max_seconds=1.0, compose=False, long_seconds=_LONG)
 _FAST = (
-    "A quick search (--fast) looks at usual values, and measures few: one of each tier that may win, "
-    "and others that are expected to be much better. The best config was confirmed by one longer "
-    "run, and not measured against another again. A search without it may find a faster one."
+    "A quick search (--fast) looks at usual values, and measures few: one of each tier that may "
+    "win, and others that are expected to be much better. The best config was confirmed by one "
+    "longer run, and not measured against another again. A search without it may find a faster one."
 )
 _FINISHED = (
     "this search had finished: its answer is given again. More --trials, another --tolerance or "
@@ -532,7 +532,8 @@ class MeasuredSearch:
         return measurement
 
     def _check(self) -> None:
-        """Raise an InputError where all configs are refused, a ProbeError where all probes failed."""
+        """Raise an InputError where all configs are refused, a ProbeError where all probes
+        failed."""
         outcome = self._outcome
         if outcome.skipped["refused"] == outcome.space_size:
             about = self.workload, self.context.hardware

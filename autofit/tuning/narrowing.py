@@ -68,7 +68,12 @@ class Narrowing:
     seed: int
 
     def part_of(
-        self, space: Space, *, settings: Mapping[str, object], fast: bool, notify: Notify
+        self,
+        space: Space,
+        *,
+        settings: Mapping[str, object],
+        fast: bool,
+        notify: Notify,
     ) -> Space:
         """The part of a space that a search looks at.
 
@@ -88,6 +93,7 @@ class Narrowing:
                 found = self.quick(whole)
                 if found:
                     return found
+
             space = self.with_whole_batches(space)
 
         if fast:
@@ -132,10 +138,20 @@ class Narrowing:
         around: list[Values] = []
         for row in firsts:
             around += _changed(row.config, space.knobs)
-        rows_by_preference = [*firsts, *rows, *self._known_rows(around)]
+
+        rows_by_preference = [
+            *firsts,
+            *rows,
+            *self._known_rows(around),
+        ]
 
         for behind in _BEHIND:
-            worth = worth_searching(other_knobs, rows_by_preference, self.cap_bytes, behind)
+            worth = worth_searching(
+                other_knobs,
+                rows_by_preference,
+                self.cap_bytes,
+                behind,
+            )
             knobs = {**space.knobs, **layouts, **worth}
             if self._enumerated(knobs).count().configs <= MAX_CONFIGS:
                 break
@@ -144,11 +160,13 @@ class Narrowing:
         gone = {}
         for knob, values in other_knobs.items():
             gone[knob] = [value for value in values if value not in worth[knob]]
+
         note = (
             f"of {ways} ways to divide the devices, the search looks at those that are predicted "
             f"to be among the best: {_listed(layouts)}. Of the other knobs it leaves out what is "
             f"predicted to be slower: {_listed(gone)}."
         )
+
         return replace(space, knobs=knobs), note
 
     def with_whole_batches(self, space: Space) -> Space:
@@ -161,6 +179,7 @@ class Narrowing:
         configs = self._enumerated(whole.knobs).configs(self.seed)
         if configs and any(row.nbytes <= self.cap_bytes for row in self._rows(configs)):
             return whole
+
         return space
 
     def quick(self, space: Space) -> Space | None:
@@ -192,9 +211,14 @@ class Narrowing:
 
             known = [row.seconds for row in rows if not math.isnan(row.seconds)]
             if knobs == usual:
-                return replace(space, knobs={**usual, **self._savings(space, usual, rows)})
+                return replace(
+                    space,
+                    knobs={**usual, **self._savings(space, usual, rows)},
+                )
+
             if min(fitting) <= _BEHIND[0] * min(known):
                 return replace(space, knobs=knobs)
+
         return None
 
     def _savings(self, space: Space, usual: Knobs, rows: Sequence[Row]) -> Knobs:
@@ -217,9 +241,13 @@ class Narrowing:
                 around: dict[str, tuple[Value, ...]] = {}
                 for other, its_values in usual.items():
                     around[other] = its_values if other in _FREE else (first.config[other],)
+
                 others = self._known_rows([{**around, name: values}])
                 worth = worth_searching(
-                    {name: values}, [first, *others], self.cap_bytes, _BEHIND[0]
+                    {name: values},
+                    [first, *others],
+                    self.cap_bytes,
+                    _BEHIND[0],
                 )
                 found[name] = tuple(dict.fromkeys((*found.get(name, usual[name]), *worth[name])))
 
@@ -233,13 +261,20 @@ class Narrowing:
         return Enumeration(knobs, self._constraints)
 
     def _rows(self, configs: Sequence[Config]) -> list[Row]:
-        return list(map(Row, configs, *self.predict(configs)))
+        return list(
+            map(
+                Row,
+                configs,
+                *self.predict(configs),
+            )
+        )
 
     def _known_rows(self, spaces: Sequence[Values]) -> list[Row]:
         """The rows of all configs of some spaces, without those that cannot be predicted."""
         configs: dict[Config, None] = {}
         for knobs in spaces:
             configs |= dict.fromkeys(self._enumerated(knobs).configs(self.seed))
+
         return [row for row in self._rows(list(configs)) if not math.isnan(row.seconds)]
 
     def _one_at_a_time(self, rows: Sequence[Row]) -> bool:
@@ -251,15 +286,20 @@ class Narrowing:
                 return True
             if min(fitting, key=attrgetter("seconds")).config.micro_batch_size == 1:
                 return True
+
         return not rows
 
 
 def without_micro_batches(space: Space, workload: Workload) -> Space | None:
     """The space of whole batches for a model with BatchNorm, whose statistics would be other ones
-    in micro-batches. None where batches may be split, or never are."""
+    in micro-batches.
+
+    None where batches may be split, or never are.
+    """
     sizes = space.knobs.get(MICRO_BATCH, ())
     if len(sizes) < 2 or workload.traits is None or not workload.traits.batch_norm:
         return None
+
     return replace(space, knobs={**space.knobs, MICRO_BATCH: sizes[-1:]})
 
 
@@ -279,10 +319,16 @@ def best_layouts(rows: Sequence[Row], cap_bytes: float) -> list[Row]:
         chosen += [row for row in ranked if row.seconds <= _SLOWER * ranked[0].seconds]
         if not ranked:
             chosen.append(min(of_tier, key=attrgetter("nbytes")))
+
     return chosen
 
 
-def worth_searching(values: Values, rows: Sequence[Row], cap_bytes: float, behind: float) -> Knobs:
+def worth_searching(
+    values: Values,
+    rows: Sequence[Row],
+    cap_bytes: float,
+    behind: float,
+) -> Knobs:
     """The values of each knob that configs close to the best of their tier have.
 
     These are the configs that fit and are at most `behind` times slower than the first of their
@@ -307,6 +353,7 @@ def worth_searching(values: Values, rows: Sequence[Row], cap_bytes: float, behin
     for knob, listed in values.items():
         found_values = tuple(value for value in listed if value in kept[knob])
         worth[knob] = found_values or listed  # what settles by other knobs may be none of the list
+
     return worth
 
 
@@ -314,6 +361,7 @@ def _by_tier(rows: Iterable[Row]) -> dict[str, list[Row]]:
     tiers: dict[str, list[Row]] = {}
     for row in rows:
         tiers.setdefault(tier(row.config), []).append(row)
+
     return tiers
 
 
@@ -334,7 +382,9 @@ def _changed(config: Config, values: Values) -> list[Values]:
             other = {**around, knob: offered}
             if knob_named(knob).saves_memory and _RESHARD in values:
                 other[_RESHARD] = values[_RESHARD]
+
             spaces.append(other)
+
     return spaces
 
 
@@ -358,12 +408,16 @@ def _usual(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
     found = tuple(value for value in wanted if value in values)
     if not knob.usual:
         found = found[:1]
+
     return found or values[-1:]
 
 
 def _different(knob: Knob, values: tuple[Value, ...]) -> tuple[Value, ...]:
     """Without what only saves memory: optimizers and the like that are related to another value and
-    no more faithful. Each would cost a trace of an update."""
+    no more faithful.
+
+    Each would cost a trace of an update.
+    """
     if knob.trace is not Trace.UNTRACED:
         return values
 
@@ -373,7 +427,9 @@ def _different(knob: Knob, values: tuple[Value, ...]) -> tuple[Value, ...]:
         is_same = other != value and other in values
         if is_same and knob.fidelity.get(value, 0) <= knob.fidelity.get(other, 0):
             continue
+
         kept.append(value)
+
     return tuple(kept)
 
 
@@ -383,4 +439,5 @@ def _listed(knobs: Mapping[str, Sequence[Value]]) -> str:
     for knob, values in knobs.items():
         if values:
             parts.append(f"{knob} {', '.join(map(str, values))}")
+
     return "; ".join(parts)

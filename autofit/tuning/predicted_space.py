@@ -126,6 +126,7 @@ class SpaceSearch:
         constraints = techniques.constraints(workload, hardware)
         enumeration = Enumeration(question.knobs, constraints)
         self._starts = list(enumeration.configs(most=_FEW))
+
         if enumeration.count().configs > _FEW:
             usual = Enumeration(_usual(question.knobs), constraints).configs()
             # Of tiers that have no usual config the first one drawn, which needs little memory.
@@ -134,6 +135,7 @@ class SpaceSearch:
             for config in self._starts:
                 if tier(config) not in known:
                     first.setdefault(tier(config), config)
+
             self._starts = [*usual, *first.values()]
 
         self._tiers = list(dict.fromkeys(map(tier, self._starts)))
@@ -143,6 +145,7 @@ class SpaceSearch:
             for config in self._starts[:1]
             for size in _of_every_size(workload, hardware, question.knobs, config)
         ]
+
         predictor = SpacePredictor(
             workload,
             hardware,
@@ -152,11 +155,23 @@ class SpaceSearch:
             host_bytes=question.budget.host_bytes,
             notify=self._progress.traces_left,
         )
+
         neighbours = Neighbours(question.knobs, constraints)
         fractions = None
         if workload.traits and workload.traits.blocks:
-            fractions = Fractions(workload.traits.blocks, question.knobs, constraints)
-        self.local = LocalSearch(neighbours, predictor, self.merit, self._is_over, fractions)
+            fractions = Fractions(
+                workload.traits.blocks,
+                question.knobs,
+                constraints,
+            )
+
+        self.local = LocalSearch(
+            neighbours,
+            predictor,
+            self.merit,
+            self._is_over,
+            fractions,
+        )
 
     def answer(self) -> Answer:
         """Follow the best config of each tier until one surely fits, and say what was seen.
@@ -183,10 +198,12 @@ class SpaceSearch:
                 share = _LOOK_SHARE
                 if number == 0:
                     share *= (place + 1) / len(self._tiers)
+
                 self._look_until = self._at(share)
                 preferred = self._preferred(name)
                 if preferred and not (is_sure and preferred in self._upper_ends):
                     asked[name] = preferred
+
                 cut_short |= self._is_over()
 
             if cut_short and self._nothing_known():
@@ -194,8 +211,10 @@ class SpaceSearch:
                     "no config could be predicted in the time that there was.",
                     "Give a longer --time-limit.",
                 )
+
             if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
                 break
+
             self._follow_all(asked)
 
         asked = {}
@@ -203,6 +222,7 @@ class SpaceSearch:
             smallest = None if name in self._followed else self._smallest(name)
             if smallest:
                 asked[name] = smallest
+
         self._follow_all(asked)
 
         # What would be best in other budgets is looked for among what was traced for this one.
@@ -213,10 +233,19 @@ class SpaceSearch:
 
         if self._nothing_known():
             # Following one says why: the model, say, has layers that take no such weights.
-            trace(self.workload, self._starts[0], self.question.hardware)
+            trace(
+                self.workload,
+                self._starts[0],
+                self.question.hardware,
+            )
 
         rows = list(self.local.rows.values())
-        return Answer(rows, self._followed, self._close, cut_short)
+        return Answer(
+            rows,
+            self._followed,
+            self._close,
+            cut_short,
+        )
 
     def _nothing_known(self) -> bool:
         return all(math.isnan(row.seconds) for row in self.local.rows.values())
@@ -235,7 +264,10 @@ class SpaceSearch:
 
     def _preferred(self, name: str) -> Config | None:
         """The config to recommend of a tier: of those too close to its best to call, and of what
-        one more change makes of them. None where none may fit."""
+        one more change makes of them.
+
+        None where none may fit.
+        """
         ranking = self.question.ranking
         while best := self.local.refine(name):
             self._show_best()
@@ -245,16 +277,27 @@ class SpaceSearch:
             figures = []
             for config, row in self.local.tiers[name].items():
                 if self.merit(row)[:2] == self.merit(best)[:2]:
-                    figures.append(Figures(config, self._value(row), row.nbytes))
+                    figures.append(
+                        Figures(
+                            config,
+                            self._value(row),
+                            row.nbytes,
+                        )
+                    )
 
             index = ranking.preferred(figures)
             assert index is not None, "the best is among them"
             preferred = figures[index].config
-            around = self.local.singles(self.local.rows[preferred], ranking.tolerance)
+            around = self.local.singles(
+                self.local.rows[preferred],
+                ranking.tolerance,
+            )
             if not around or self._is_over():
                 self._close[name] = len(ranking.tied(figures)) - 1
                 return preferred
+
             self.local.add(around)
+
         return None
 
     def merit(self, row: Row) -> Merit:
@@ -264,7 +307,9 @@ class SpaceSearch:
         """
         if not self._fits(row):
             return (0.0, 0.0, -row.nbytes)
+
         on_device = self.question.host_known or not _keeps_on_host(row.config)
+
         return (1.0, float(on_device), self._value(row))
 
     def _fits(self, row: Row) -> bool:
@@ -272,6 +317,7 @@ class SpaceSearch:
             return False
         if row.config in self._upper_ends:
             return self._upper_ends[row.config] <= self._cap
+
         return row.nbytes * self._expected_growth(row.config) <= self._cap
 
     def _expected_growth(self, config: Config) -> float:
@@ -281,9 +327,17 @@ class SpaceSearch:
             nearest = (math.inf, 1.0)
             values = list(config.values())
             for other, growth in self._growths.get(_kind_of(config), {}).items():
-                differing = sum(map(operator.ne, values, other.values()))
+                differing = sum(
+                    map(
+                        operator.ne,
+                        values,
+                        other.values(),
+                    )
+                )
                 nearest = min(nearest, (differing, growth))
+
             self._expected_growths[config] = nearest[1]
+
         return self._expected_growths[config]
 
     def _value(self, row: Row) -> float:
@@ -297,6 +351,7 @@ class SpaceSearch:
         least = min(rows, key=attrgetter("nbytes"), default=None)
         if least is None or not least.nbytes <= _SURELY_TOO_LARGE * self._cap:
             return None
+
         return least.config
 
     def _follow_all(self, by_tier: dict[str, Config]) -> None:
@@ -317,6 +372,7 @@ class SpaceSearch:
             growth = grown / self.local.rows[config].nbytes
             self._growths.setdefault(_kind_of(config), {})[config] = growth
             self._expected_growths.clear()
+
             if estimate.verdict == "yes" or (
                 estimate.verdict == "maybe" and name not in self._followed
             ):
@@ -332,8 +388,14 @@ class SpaceSearch:
             return None
 
         resting = resting_of(traced, self.workload, hardware)
-        estimate = estimate_on(traced, self.workload, hardware, self.question.budget)
+        estimate = estimate_on(
+            traced,
+            self.workload,
+            hardware,
+            self.question.budget,
+        )
         line = timeline_of(traced, hardware, rates=rates_for(hardware))
+
         return (
             dataclasses.replace(estimate, resting=resting),
             dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck),
@@ -347,6 +409,7 @@ class SpaceSearch:
             tokens = None
             if self.workload.unit == "tokens":
                 tokens = rate * (self.workload.sequence_length or 1)
+
             self._progress.leads(best.config, rate, tokens)
 
 
@@ -366,6 +429,7 @@ class _Progress:
         for knob, offered in question.knobs.items():
             if knob_named(knob).trace is Trace.OWN:
                 values += len(offered)
+
         degrees = len(_divisors(question.hardware.world)) - 1
         self._expected = tiers * max(1, degrees) * (values + 2 * _FOLLOWED)
 
@@ -405,11 +469,15 @@ def _usual(knobs: Values) -> Values:
     for knob, values in knobs.items():
         if knob_named(knob).divides:
             usual[knob] = values[:1]
+
     return usual
 
 
 def _of_every_size(
-    workload: Workload, hardware: Hardware, knobs: Values, config: Config
+    workload: Workload,
+    hardware: Hardware,
+    knobs: Values,
+    config: Config,
 ) -> list[Config]:
     """Configs of every micro-batch, rank and number of shards that any of the space may have."""
     sizes = _divisors(workload.effective_batch_size)
@@ -421,6 +489,7 @@ def _of_every_size(
     if hardware.world > 1:
         layouts = [Layout(hardware.world // shard, shard) for shard in _divisors(hardware.world)]
         found += [config.replace(**layout.knobs) for layout in layouts]
+
     return found
 
 

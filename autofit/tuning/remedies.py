@@ -50,7 +50,10 @@ Levers = dict[str, tuple[Value, ...]]  # the values to try of each knob
 
 
 def what_helps(
-    workload: Workload, hardware: Hardware, budget: Budget, config: Config
+    workload: Workload,
+    hardware: Hardware,
+    budget: Budget,
+    config: Config,
 ) -> tuple[Remedy, ...]:
     """The remedies for a config that does not fit; none where the model cannot be traced."""
     try:
@@ -92,17 +95,29 @@ class _Search:
                 members = self._product(levers)
                 kinds.append((kind, members))
                 configs |= dict.fromkeys(members)
-        predicted = self._predicted(self.workload, self.hardware, list(configs))
+
+        predicted = self._predicted(
+            self.workload,
+            self.hardware,
+            list(configs),
+        )
         found = {row.config: row for row in predicted}
 
         named: list[Remedy] = []
         for kind, members in kinds:
             if _has_kind(named, (kind,)):
                 continue
+
             fitting = [found[config] for config in members if self._fits(found[config])]
             best = min(fitting, key=lambda row: row.cost(self.config), default=None)
             if best and not any(_makes_needless(remedy, best) for remedy in named):
-                named.append(self._remedy(kind, best, self._settings(best.config)))
+                named.append(
+                    self._remedy(
+                        kind,
+                        best,
+                        self._settings(best.config),
+                    )
+                )
 
         if has_room:
             _, of_time = kinds[0]
@@ -115,11 +130,19 @@ class _Search:
                 named = [*self._shards_on_host(leanest), *named]
             if not _has_kind(named, _OF_THE_SAME):
                 named += self._shorter(leanest)
+
             named += self._more_devices(leanest)
 
         whole = found[self.config]
         if whole.is_known and whole.nbytes > self._usable:
-            named.append(self._remedy("memory", whole, self._budget_for(whole)))
+            named.append(
+                self._remedy(
+                    "memory",
+                    whole,
+                    self._budget_for(whole),
+                )
+            )
+
         return tuple(named)
 
     def _budget_for(self, found: _Found) -> tuple[str, str]:
@@ -127,6 +150,7 @@ class _Search:
         size = self.budget.bytes_for(int(found.nbytes), self.hardware.device) / GIB
         grain = 10 if size >= 1 else 100
         option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
+
         return option, f"{math.ceil(size * grain) / grain:g}"
 
     @property
@@ -151,10 +175,17 @@ class _Search:
             data_parallel=("fsdp",),
         )
         offloads = self._also(
-            activation_offload=("cpu",), optimizer_offload=("cpu",), parameter_offload=("cpu",)
+            activation_offload=("cpu",),
+            optimizer_offload=("cpu",),
+            parameter_offload=("cpu",),
         )
         numbers = {name: values[-1:] for name, values in self._also(precision=("bf16",)).items()}
-        fewer_bits = {**time, **numbers, **self._also(optimizer=("adamw-8bit",))}
+        fewer_bits = {
+            **time,
+            **numbers,
+            **self._also(optimizer=("adamw-8bit",)),
+        }
+
         levers = [
             ("time", time),
             ("host", {**time, **offloads}),
@@ -166,9 +197,11 @@ class _Search:
         if not self.config.lora_rank:
             adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
             levers.append(("lora", {**time, **numbers, **adapters}))
+
         if self.config.quantization == "none":
             nf4 = {"quantization": ("nf4",), **self._also(parameter_offload=("cpu",))}
             levers.append(("qlora", {**time, **numbers, **adapters, **nf4}))
+
         return levers
 
     def _choices(self, knob: str) -> tuple[Value, ...]:
@@ -180,15 +213,20 @@ class _Search:
         for knob, others in values.items():
             choices = self._choices(knob)
             levers[knob] = (self.config[knob], *(value for value in others if value in choices))
+
         return levers
 
     def _product(self, levers: Levers) -> list[Config]:
         """Every other possible config with these values."""
         made: dict[Config, None] = {}
         for chosen in itertools.product(*levers.values()):
-            config = self._changed(dict(zip(levers, chosen, strict=True)), self.hardware)
+            config = self._changed(
+                dict(zip(levers, chosen, strict=True)),
+                self.hardware,
+            )
             if config is not None and config != self.config:
                 made[config] = None
+
         return list(made)
 
     def _changed(self, changes: Mapping[str, Value], hardware: Hardware) -> Config | None:
@@ -199,15 +237,24 @@ class _Search:
             if value is not None and not knob_named(name).follows
         }
         try:
-            config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
+            config = techniques.canonicalize(
+                {**knobs, **changes},
+                self.workload,
+                hardware,
+            )
         except InputError:
             return None
+
         if techniques.refuse(config, self.workload, hardware):
             return None
+
         return config
 
     def _predicted(
-        self, workload: Workload, hardware: Hardware, configs: Sequence[Config]
+        self,
+        workload: Workload,
+        hardware: Hardware,
+        configs: Sequence[Config],
     ) -> Iterator[_Found]:
         """The most memory that configs may need, and the seconds of a step."""
         sizes, seconds = predict_all(
@@ -233,6 +280,7 @@ class _Search:
         has_logits = traits is not None and traits.head and config.loss == "standard"
         if has_logits and hardware.device == "cuda":
             above *= _OF_LOGITS
+
         return above
 
     def _shorter(self, config: Config) -> Iterator[Remedy]:
@@ -249,6 +297,7 @@ class _Search:
                     options = (*self._settings(found.config), "--seq-len", str(length))
                     yield self._remedy("shorter", found, options, tokens=length)
                     return
+
             length //= 2
 
     def _shards_on_host(self, leanest: Config) -> Iterator[Remedy]:
@@ -260,9 +309,14 @@ class _Search:
             offloaded = self._changed(dict(config, fsdp_offload="cpu"), self.hardware)
             if offloaded is None or offloaded == config:
                 continue
+
             found = self._followed(offloaded, self.hardware)
             if found:
-                yield self._remedy("host", found, self._settings(offloaded))
+                yield self._remedy(
+                    "host",
+                    found,
+                    self._settings(offloaded),
+                )
                 return
 
     def _more_devices(self, config: Config) -> Iterator[Remedy]:
@@ -272,18 +326,31 @@ class _Search:
 
         batch = self.workload.effective_batch_size
         for devices in _DEVICES:
-            hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
+            hardware = self.hardware.of_several(
+                devices,
+                self.hardware.nodes,
+                self.hardware.link,
+            )
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
 
-            knobs = fitted_to(config.replace(data_parallel="fsdp"), hardware.world, batch)
+            knobs = fitted_to(
+                config.replace(data_parallel="fsdp"),
+                hardware.world,
+                batch,
+            )
             several = self._changed(knobs, hardware)
             if several is None:
                 continue
 
-            (roughly,) = self._predicted(self.workload, hardware, [several])
+            (roughly,) = self._predicted(
+                self.workload,
+                hardware,
+                [several],
+            )
             if not self._fits(roughly):
                 continue
+
             found = self._followed(several, hardware)
             if found:
                 options = ("--devices", str(devices), *self._settings(several, hardware))
@@ -297,9 +364,20 @@ class _Search:
         """
         with contextlib.suppress(InputError):
             step = trace(self.workload, config, hardware)
-            whole = estimate_on(step, self.workload, hardware, self.budget)
+            whole = estimate_on(
+                step,
+                self.workload,
+                hardware,
+                self.budget,
+            )
+
             if whole.verdict == "yes":
-                return _Found(config, whole.high, whole.step_seconds or math.nan)
+                return _Found(
+                    config,
+                    whole.high,
+                    whole.step_seconds or math.nan,
+                )
+
         return None
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
@@ -320,6 +398,7 @@ class _Search:
         options: list[str] = []
         for knob, value in changed.items():
             options += ["--set", f"{knob}={yaml_word(value)}"]
+
         return tuple(options)
 
     def _remedy(
@@ -341,6 +420,7 @@ class _Search:
         length = tokens or self.workload.sequence_length
         if samples and length and self.workload.unit == "tokens":
             per_second = samples * length
+
         return Remedy(
             kind,
             options,
@@ -357,7 +437,9 @@ def _context_of(hardware: Hardware) -> int:
     """Bytes that the context and the communicators take of a card, at most."""
     if hardware.device == "cpu":
         return 0
+
     context = hardware.context_bytes or _CONTEXT
+
     return context + _COMMUNICATORS if hardware.world > 1 else context
 
 
