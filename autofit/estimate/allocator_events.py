@@ -46,6 +46,7 @@ class TwoSteps:
             name: [event for event in events[built:begun] if traced.labels.get(event[0]) == name]
             for name in ("inputs", "optimizer", "gradients")
         }
+
         # Those that rest on the host come and go in each step as what else a step makes.
         rest = {storage for storage, nbytes in dict(before["gradients"]).items() if not nbytes}
         before["gradients"] = [event for event in before["gradients"] if event[0] not in rest]
@@ -70,14 +71,17 @@ class TwoSteps:
         self.build = events[:built]
         self.inputs = before["inputs"]
         self.state = before["optimizer"]
+
         self.step = events[begun:updated]
         self.update = events[updated:]
+
         # What the first products take and never free: (events of the step before it, bytes).
         workspace = workspace_bytes(hardware) // 2
         products = sorted(
             traced.products[phase] for phase in ("forward", "backward") if phase in traced.products
         )
         self.workspaces = [(max(0, event - begun), workspace) for event in products if workspace]
+
         self.streams = dict(traced.streams)
         self.numbers = itertools.count(1 + max((storage for storage, _ in events), default=0))
 

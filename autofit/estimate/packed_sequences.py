@@ -219,18 +219,8 @@ def _of_state(state: _State, weights: list[Tensor]) -> Tensor:
     return functional.linear(state[0], weights[1], *weights[3:4])
 
 
-def _rnn(
-    activate: str,
-    step: Tensor,
-    state: _State,
-    weights: list[Tensor],
-) -> _State:
-    return [
-        getattr(
-            _of_state(state, weights).add_(step),
-            activate,
-        )()
-    ]
+def _rnn(activate: str, step: Tensor, state: _State, weights: list[Tensor]) -> _State:
+    return [getattr(_of_state(state, weights).add_(step), activate)()]
 
 
 _CELLS: dict[str, _Cell] = {"gru": _gru, "lstm": _lstm}

@@ -155,29 +155,37 @@ class Recorder(StorageTracker):
         # Count as the tracker of a CPU probe does: of a library's kernel it sees the results alone,
         # and autograd's engine never adds gradients in place under a dispatch mode.
         self._as_tracked = hardware.device == "cpu"
+
         self._paused = False
+
         self.events: list[Event] = []
         self.marks: list[Mark] = [Mark(0, 0, 0, "build")]
         self.costs: list[Cost] = []
+
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
         self.kin: dict[int, int] = {}
         self.streams: dict[int, str] = {}
         self.joined: dict[int, tuple[int, ...]] = {}
+
         self.completed: dict[int, int] = {}
         self.products: dict[str, int] = {}
+
         self.phase: Callable[[], str] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
         self.exchanged: Callable[[Any, tuple[Any, ...], Any], Collective | None] = (
             lambda func, args, result: None
         )
+
         self.collectives: list[Collective] = []
         self.alike = 1
         self.ignoring = False
         self.assumptions: dict[str, None] = {}
+
         self._dispatched = 0
         self._numbers: dict[int, int] = {}
+
         self.living: set[int] = set()
         self._lives = 0
         self._has_host = False

@@ -175,10 +175,12 @@ class Work:
             return totals
 
         elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
+
         # What the host computes instead of the device reads and writes its memory, about as fast as
         # the link.
         moving = np.array([kind in ("transfer", "host") for kind, _ in self.kinds])[:, None]
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
+
         arithmetic = (
             self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
         )
@@ -193,6 +195,7 @@ class Work:
         launches = np.array([speed.launches(operator) for _, operator in self.calls])[:, None]
         passing = passes * rates.pass_seconds * self.dispatched / len(self.kinds)
         launch = rates.launch_seconds * launches * fused + passing
+
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
         totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)
         totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)

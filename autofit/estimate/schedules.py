@@ -117,6 +117,7 @@ def _runs(blocks: Sequence[tuple[Segments, int]]) -> Iterator[tuple[range, int]]
             first = keys[start : start + length]
             while keys[start + times * length :][:length] == first:
                 times += 1
+
             if times > 1 and times * length > longest[0] * longest[1]:
                 longest = (length, times)
 
@@ -151,6 +152,7 @@ def with_head(schedule: Schedule, head: Segments, let_go: Floats) -> Schedule:
     start = replace(start, memory=memory)
 
     ends = _alone(head, head.backward_of_head)
+
     return [(run, n) for run, n in body if run] + [([start], n), *chunks, *ends] + backward
 
 

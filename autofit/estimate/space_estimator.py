@@ -189,10 +189,13 @@ class SpaceEstimator:
             accumulation = config.gradient_accumulation_steps or 1
             allocated[number] = step.at_once[index]
             seconds[number] = accumulation * step.micro[index] + step.update[index]
+
             if accumulation > 1:
                 allocated[number] = step.accumulating[index]
                 seconds[number] += accumulation * step.adding[index]
+
             on_host[number] = step.on_host[index]
+
         return SpacePredictions(allocated, seconds, on_host)
 
     def _by_batch(self, configs: Sequence[Config], at_once: "SpaceEstimator") -> SpacePredictions:
@@ -209,7 +212,9 @@ class SpaceEstimator:
             of_chosen = (predicted.allocated, predicted.seconds, predicted.on_host)
             for figures, of_some in zip(found, of_chosen, strict=True):
                 figures[wanted] = of_some
+
             self.rates = estimator.rates
+
         return SpacePredictions(*found)
 
     def _replaying(self) -> "SpaceEstimator":
@@ -288,17 +293,20 @@ class SpaceEstimator:
         of_passes: dict[tuple[Value, ...], list[tuple[Value, ...]]] = {}
         for key, group in groups.items():
             of_passes.setdefault(pass_of(group), []).append(key)
+
         together = list(itertools.chain.from_iterable(of_passes.values()))
 
         parts = []
         for start in range(0, len(together), _PART):
             part = together[start : start + _PART]
             parts.append([groups[key] for key in part])
+
         if len(parts) > 1:
             self._workers.close()  # others will know what was traced
             found = self._workers.map(self._steps_of, parts)
         else:
             found = list(map(self._steps_of, parts))
+
         return dict(zip(together, itertools.chain.from_iterable(found), strict=True))
 
     def _steps_of(self, groups: Sequence[Config]) -> list[Step | None]:
@@ -448,6 +456,7 @@ class SpaceEstimator:
         complete = [segments for segments in traces if segments]
         if len(complete) < len(traces):
             return None
+
         if plain is None or plain.depth is None:
             return Pass(complete[0], as_traced(complete[0]), self._computed)
 
@@ -457,6 +466,7 @@ class SpaceEstimator:
             ways = kinds_of_blocks(config, plain.depth)
             of_way = dict(zip(dict.fromkeys(ways), blocks, strict=True))
             schedule = mixed([of_way[way] for way in reversed(ways)])
+
         schedule = with_head(schedule, head, blocks[0].let_go)  # of the last block's kind
         return Pass(plain, schedule, self._computed)
 
@@ -542,7 +552,9 @@ class SpaceEstimator:
                     self._updates[cost] = cost.seconds(speed)
                 *figures, _ = OptimizerRow._fields
                 rows.append([*(getattr(cost, name) for name in figures), self._updates[cost]])
+
             self._optimizers[key] = OptimizerRow(*np.array(rows, float).T)
+
         return self._optimizers[key]
 
     def _updates_of(self, config: Config, segments: Segments) -> list[_Update]:
@@ -554,7 +566,9 @@ class SpaceEstimator:
             shapes = segments.shapes
             if rank and config.lora_rank:
                 shapes = scaled_shapes(shapes, self._symbols.rank, math.ceil(rank / shards))
+
             updates.append((config.optimizer, tuple(shapes.items())))
+
         return updates
 
     def _cost_of_update(self, task: tuple[Config, _Update]) -> tuple[OptimizerCost, Calls | None]:
@@ -569,4 +583,5 @@ def _sizes(workload: Workload) -> set[int]:
     model = meta_model_from(workload.model)
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     sizes |= {size for tensor in tensors(workload.batch(1)) for size in tensor.shape}
+
     return sizes | {workload.sequence_length or 1, workload.effective_batch_size}

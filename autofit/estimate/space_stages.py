@@ -128,6 +128,7 @@ class StageOfSpace:
         """How many trained weights of each kind this stage has."""
         held = Counter(tuple(weight.shape) for weight, stage in self._places(self.number))
         of_all = Counter(tuple(weight.shape) for weight, _ in self._places(None))
+
         shapes: Counter[Kind] = Counter()
         for kind, count in self.whole.segments.shapes.items():
             shape, _, in_block = kind
