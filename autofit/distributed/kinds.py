@@ -61,10 +61,11 @@ def clip(
         assert gradient is not None, "only those that have one"
         parts[pieces * stages / holders / dist.get_world_size()].append(gradient)
 
-    total = torch.zeros((), device=_device_of_sums(gradients))
+    # A stage may have no gradient, and so no format of its own.
+    total = torch.zeros((), dtype=torch.float64, device=_device_of_sums(gradients))
     for share, own in parts.items():
         own_norm = torch.nn.utils.get_total_norm(own)
-        total += own_norm.to(total.device) ** 2 * share
+        total += own_norm.to(total) ** 2 * share
     dist.all_reduce(total)
 
     norm = total.sqrt()

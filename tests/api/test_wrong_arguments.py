@@ -145,6 +145,8 @@ SIZES = {
     "task": "None",
     "teacher": "None",
     "seq_len": "3 None",
+    "resolution": "None",
+    "frames": "None",
     "effective_batch": "3 None",
     "trust_remote_code": "True",
     "loss_options": "None {}",

@@ -65,10 +65,6 @@ def test_stages_are_searched_of_what_one_device_does_not_hold(
     assert technique_named("pipeline_parallel").choices_for(workload, cards) == choices
 
 
-def test_a_schedule_without_stages_is_null() -> None:
-    assert canonical(pipeline_schedule="gpipe")["pipeline_schedule"] is None
-
-
 def test_stages_that_do_not_divide_the_devices() -> None:
     with pytest.raises(InputError, match="does not divide"):
         canonical(pipeline_parallel=3)

@@ -9,7 +9,8 @@ from autofit.distributed import Ranks
 from autofit.training.build import build
 from autofit.training.local_batch import local_batch
 from autofit.training.step import accumulate, loss_value, train_step
-from autofit.training.strategy import DataParallel, SingleDevice, strategy_of
+from autofit.training.strategies import strategy_of
+from autofit.training.strategy import DataParallel, SingleDevice
 from tests import tiny
 from tests.ranks import on_ranks
 from tests.tolerances import LOSS_OF_16_BITS

@@ -30,6 +30,7 @@ _ELSEWHERE = (
     ),
     *("lora_dora", "lora_rslora"),
     *("data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
+    "pipeline_schedule",
 )
 
 
