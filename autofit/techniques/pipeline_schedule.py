@@ -11,7 +11,7 @@ class PipelineSchedule(Technique):
     """
 
     record = KNOB
-    stage = Stage.STEP
+    stage = Stage.SHARD
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
