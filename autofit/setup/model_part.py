@@ -67,7 +67,8 @@ class ModelPart:
         received: what the stage before gave for the running micro-batch.
         passed: how many numbers are passed on, of one sample.
         passed_bytes: of what is passed on for each micro-batch.
-        is_built: whether all stages are ready to train.
+        is_together: whether all stages are ready to train, and none has failed in a step: only then
+            do they fetch weights from one another at the end.
         schedule: of the last batch, and what it was made for.
     """
 
@@ -85,7 +86,7 @@ class ModelPart:
     received: torch.Tensor | None = None
     passed: int = 0
     passed_bytes: int = 0
-    is_built: bool = False
+    is_together: bool = False
     schedule: tuple[Any, Any] | None = None
 
     @property

@@ -104,7 +104,7 @@ def sharded(setup: Setup, *, traced: bool = False) -> None:
                 f"tensor_parallel: the code of {name} may leave out layers, and was not tried with "
                 "split ones; use tensor_parallel 1."
             )
-        if NEW_ENOUGH:
+        if NEW_ENOUGH and config.data_parallel == "fsdp":
             setup.weights.on_materialized.append((model, partial(_watch_reached, setup)))
 
 

@@ -1,5 +1,6 @@
 """pipeline_parallel: over how many devices the blocks of a model are divided, one after the other."""
 
+from autofit.core.errors import pluralize
 from autofit.core.knobs.pipeline_parallel import KNOB
 from autofit.core.layout import Layout
 from autofit.setup import Config, Hardware, Setup, Value, Workload
@@ -44,7 +45,9 @@ class PipelineParallel(Degree):
 
         traits = workload.traits
         if traits and traits.blocks < stages:
-            return f"the model has {traits.blocks} blocks, fewer than {stages} stages; use fewer."
+            blocks = pluralize(traits.blocks, "repeated block")
+            return f"the model has {blocks}, fewer than {stages} stages; use data_parallel: fsdp."
+
         if traits and not traits.splits:
             return (
                 "this loss cannot be split, and stages would wait for one another; use "

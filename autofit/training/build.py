@@ -67,7 +67,7 @@ def build(
         raise
 
     if setup.part is not None:
-        setup.part.is_built = True
+        setup.part.is_together = True
     if setup.ranks.are_several:
         # dropout of other samples is another one
         torch.manual_seed(setup.hyperparameters.seed + setup.ranks.dp_rank)

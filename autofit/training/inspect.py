@@ -354,8 +354,8 @@ def try_loss(setup: Setup, batch: Any = None) -> None:
                 others = samples_of(batch, 1, samples, workload.split)
                 loss_value(setup, shortened(others))
         except Exception as error:
-            if whole == 1 or is_out_of_memory(error):
-                raise
+            if whole == 1 or is_out_of_memory(error) or setup.part is not None:
+                raise  # one stage alone must not try again: others would wait for it
             loss_value(setup, workload.batch(whole))
 
 

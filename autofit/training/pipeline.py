@@ -25,6 +25,7 @@ from autofit.setup.model_part import (
 from autofit.training import random_state
 from autofit.training.local_batch import LocalBatch
 from autofit.training.loss import loss_and_count, on_device
+from autofit.training.pipeline_cut import USES_ABSENT, refusal
 from autofit.training.strategy import DataParallel
 
 # A micro-batch, and the weight of its mean loss in that of the batch.
@@ -64,9 +65,10 @@ class Pipeline(DataParallel):
 
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
-        torch.distributed.all_reduce(loss, group=mesh.get_group("pipeline"))
+        value = loss.double()  # in one format on all stages, whatever the loss is in
+        torch.distributed.all_reduce(value, group=mesh.get_group("pipeline"))
 
-        return float(loss)
+        return float(value)
 
     def _reduce(self, loss: torch.Tensor) -> torch.Tensor:
         """As of other ranks; what is added up beside the loss are numbers of one stage."""
@@ -282,9 +284,13 @@ class _Forward(nn.Module):
 
         if not part.is_last:
             raise AssertionError("a forward ends at the blocks of a later stage")
+
+        _check_values(setup, loss)
         return loss * weight if weight else loss.nan_to_num() * 0.0
 
     def _passed_on(self, hidden: torch.Tensor) -> torch.Tensor:
+        _check_values(self.setup, hidden)
+
         expected: Any = self.hidden
         if hidden.shape != expected.shape or hidden.dtype != expected.dtype:
             raise RefusedError(
@@ -294,6 +300,15 @@ class _Forward(nn.Module):
             )
 
         return hidden.contiguous()
+
+
+def _check_values(setup: Any, made: torch.Tensor) -> None:
+    """Refuse what was computed from weights of other stages, which have no values.
+
+    Not every operation says so by itself.
+    """
+    if made.is_meta:
+        raise refusal(setup, USES_ABSENT)
 
 
 class _Stage(PipelineStage):  # type: ignore[misc]

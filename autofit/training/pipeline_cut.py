@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autofit.core.errors import RefusedError
+from autofit.core.errors import RefusedError, pluralize
 from autofit.core.layout import Layout
 from autofit.data.batch import few_samples, sample_count
 from autofit.distributed.ranks import group_of_ends
@@ -29,6 +29,7 @@ from autofit.training import random_state
 from autofit.training.loss import loss_and_count
 
 Weight = tuple[nn.Module, str, nn.Parameter]
+USES_ABSENT = "uses weights on a stage that does not hold them"
 
 
 def cut_into_stages(setup: Setup) -> None:
@@ -61,7 +62,7 @@ def cut_into_stages(setup: Setup) -> None:
         _share_values(setup)
 
     _take_away(setup, part, outside, used_before)
-    setup.step_contexts.append(partial(_explain, setup))
+    setup.step_contexts.append(partial(_failing_alone, setup, part))
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,11 @@ def _planned(setup: Setup) -> tuple[ModelPart, list[Weight], set[nn.Module]]:
     outside = _weights_outside(setup.model, blocks)
     scalars = [weight for weight in setup.model.parameters() if not weight.dim()]
     if setup.config.data_parallel == "fsdp" and any(weight.requires_grad for weight in scalars):
-        raise _refusal(setup, "trains a weight of one number, which no device can divide")
+        raise refusal(setup, "trains a weight of one number, which no device can divide")
     if len(blocks) < stages and not setup.tracing.is_stage:
-        raise _refusal(
+        raise refusal(
             setup,
-            f"has {len(blocks)} blocks, fewer than {stages} stages",
+            f"has {pluralize(len(blocks), 'repeated block')}, fewer than {stages} stages",
         )
 
     part = ModelPart(
@@ -181,7 +182,8 @@ def _weights_outside(model: nn.Module, blocks: Any) -> list[Weight]:
     ]
 
 
-def _refusal(setup: Setup, why: str) -> RefusedError:
+def refusal(setup: Setup, why: str) -> RefusedError:
+    """Why a model cannot be cut, and what to use instead."""
     name = type(setup.model).__name__
     return RefusedError(f"pipeline_parallel: {name} {why}; use data_parallel: fsdp.")
 
@@ -215,7 +217,7 @@ def _used_before_blocks(setup: Setup, part: ModelPart, outside: list[Weight]) ->
         for in_tuple in (False, True):
             first = _Gives(in_tuple)
             called.clear()
-            with _zeros_on_cpu(outside), part.first_block_is(first, EndHere()):
+            with _zeros_on_cpu(setup, outside), part.first_block_is(first, EndHere()):
                 second = _reached(setup, batch)
 
             if second is first.given:
@@ -226,7 +228,7 @@ def _used_before_blocks(setup: Setup, part: ModelPart, outside: list[Weight]) ->
         for hook in hooks:
             hook.remove()
 
-    raise _refusal(setup, "changes what one block passes on to the next")
+    raise refusal(setup, "changes what one block passes on to the next")
 
 
 def _reached(setup: Setup, batch: Any) -> Any:
@@ -237,14 +239,14 @@ def _reached(setup: Setup, batch: Any) -> Any:
     except StageEnd as end:
         return end.hidden
 
-    raise _refusal(setup, "calls its blocks in another order than it holds them")
+    raise refusal(setup, "calls its blocks in another order than it holds them")
 
 
 @contextmanager
-def _zeros_on_cpu(outside: list[Weight]) -> Iterator[None]:
+def _zeros_on_cpu(setup: Setup, outside: list[Weight]) -> Iterator[None]:
     """Zeros that take no memory in place of weights inside."""
     for module, name, weight in outside:
-        dtype = weight.dtype if weight.is_floating_point() else torch.float32
+        dtype = setup.weights.dtype_of(weight)
         zeros = torch.zeros((), dtype=dtype, device="cpu").expand(weight.shape)
         module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
 
@@ -405,7 +407,9 @@ def _put_back(setup: Setup, part: ModelPart) -> None:
         delattr(absent.module, absent.name)
         absent.module._parameters[absent.name] = absent.weight
 
-    if setup.weights.are_random or not part.is_built:  # nobody needs them, or all are as they were
+    if setup.weights.are_random:  # nobody needs them
+        return
+    if not part.is_together:  # all are as they were, or another stage does not answer
         return
 
     for stage, (start, stop) in enumerate(pairwise(part.cuts)):
@@ -430,12 +434,19 @@ def _fetch(setup: Setup, weight: nn.Parameter, stage: int) -> None:
 
 
 @contextmanager
-def _explain(setup: Setup) -> Iterator[None]:
-    """Refuse where code used a weight that another stage holds."""
+def _failing_alone(setup: Setup, part: ModelPart) -> Iterator[None]:
+    """Note a step that fails, in which other stages may wait for this one.
+
+    Raises:
+        RefusedError: where code used a weight that another stage holds.
+    """
     try:
         yield
-    except (RuntimeError, NotImplementedError) as error:
-        if not re.search(r"\bmeta\b", str(error)):
-            raise
+    except BaseException as error:
+        part.is_together = False
 
-        raise _refusal(setup, "uses weights on a stage that does not hold them") from error
+        is_absent = re.search(r"\bmeta\b", str(error))
+        if isinstance(error, RuntimeError | NotImplementedError) and is_absent:
+            raise refusal(setup, USES_ABSENT) from error
+
+        raise

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import yaml
 
 from autofit.export.importers import document_of
 from autofit.export.importers.command_line import CommandLine
+from autofit.export.tool import nested
 
 PARSERS = Path(__file__).parents[2] / "tests" / "export" / "tools" / "own_parsers"
 TOOLS = ("axolotl", "llamafactory", "msswift")
@@ -63,18 +63,6 @@ def as_yaml(path: Path, folder: Path) -> Path:
     title = " ".join(document.program)
     written.write_text(f"# {title}\n{yaml.safe_dump(options, sort_keys=False)}")
     return written
-
-
-def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys such as `model_kwargs.max_pixels`, as mappings of mappings."""
-    found: dict[str, Any] = {}
-    for key, value in keys.items():
-        *outer, last = key.split(".")
-        inside = found
-        for name in outer:
-            inside = inside.setdefault(name, {})
-        inside[last] = value
-    return found
 
 
 def judged(before: str | None, after: str | None) -> str:

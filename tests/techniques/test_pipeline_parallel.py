@@ -73,7 +73,7 @@ def test_stages_that_do_not_divide_the_devices() -> None:
 @pytest.mark.parametrize(
     ("knobs", "traits", "reason"),
     [
-        ({"pipeline_parallel": 4}, TRAITS, "the model has 3 blocks, fewer than 4 stages"),
+        ({"pipeline_parallel": 4}, TRAITS, "the model has 3 repeated blocks, fewer than 4 stages"),
         ({}, replace(TRAITS, splits=False), "this loss cannot be split"),
         ({}, replace(TRAITS, batch_norm=True), "BatchNorm before the blocks would see"),
         ({"tensor_parallel": 2}, TRAITS, "not tried beside split layers or tokens"),

@@ -10,20 +10,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from autofit.core.errors import InputError
-from autofit.core.workload import Hyperparameters
+from autofit.core.errors import InputError, RefusedError
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
+from autofit.techniques import precision
 from autofit.training.build import build
 from autofit.training.evaluation import EvaluationPlan, check_evaluation
 from autofit.training.local_batch import LocalBatch
 from autofit.training.pipeline_cut import balanced
-from autofit.training.step import accumulate, update
+from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU
-from tests.tolerances import LOSS, LOSS_OF_16_BITS_IN_LARGE_STEPS
-from tests.training.test_several_ranks import RATE, STEPS, batch_of
-from tests.training.test_tensor_and_context_ranks import Case, every, workload_of
+from tests.training.test_several_ranks import BATCH, RATE, STEPS, batch_of
+from tests.training.test_tensor_and_context_ranks import (
+    Case,
+    assert_learnt_alike,
+    every,
+    on_one_device,
+    workload_of,
+)
 
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 3}
 FSDP = {"data_parallel": "fsdp"}
@@ -56,7 +63,7 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
 }
 REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
     ("gpt2", "stages and tensors"): (PIPELINE | {"tensor_parallel": 2}, "use tensor_parallel 1"),
-    ("gpt2", "too many"): (PIPELINE | {"pipeline_parallel": 4}, "has 2 blocks, fewer than 4"),
+    ("gpt2", "too many"): (PIPELINE | {"pipeline_parallel": 4}, "has 2 repeated blocks, fewer"),
     ("gpt2", "in backward"): (
         {"pipeline_parallel": 2, "optimizer_in_backward": True, "data_parallel": "fsdp"},
         "a pipeline needs several micro-batches",
@@ -76,26 +83,14 @@ def found(world: int) -> dict[Case, list[Any]]:
 
 @functools.cache
 def alone() -> dict[Case, Any]:
-    """What one device finds, without what only several have."""
-    kept = ("micro_batch_size", "precision", "loss", "lora_rank", "optimizer")
-    cases = {}
-    for of_world in LEARNS.values():
-        for case, knobs in of_world.items():
-            cases[case] = (case[0], {knob: knobs[knob] for knob in kept if knob in knobs})
-    (answers,) = on_ranks(1, every, list(cases.values()), 1)
-    return dict(zip(cases, answers, strict=True))
+    return on_one_device(LEARNS)
 
 
 @pytest.mark.parametrize(
     ("world", "case"), [(world, case) for world, cases in LEARNS.items() for case in cases]
 )
 def test_it_learns_what_one_device_learns(world: int, case: Case) -> None:
-    tolerance = LOSS_OF_16_BITS_IN_LARGE_STEPS if "mixed" in case[1] else LOSS
-    expected, expected_beside = alone()[case]
-    for answer in found(world)[case]:
-        assert type(answer) is tuple, answer
-        assert answer[0] == pytest.approx(expected, abs=tolerance, rel=0)
-        assert answer[1] == pytest.approx(expected_beside, abs=5 * tolerance, rel=0)  # a norm, too
+    assert_learnt_alike(case, found(world)[case], alone()[case])
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -141,6 +136,83 @@ def test_a_model_comes_back_whole_and_trained(world: int, knobs: dict[str, Any])
     for same, sums in on_ranks(world, returned, knobs, world):
         assert same == [True] * 4
         assert sums == pytest.approx(expected, abs=1e-4)
+
+
+class Own(nn.Module):
+    """A model of one's own, with a weight that both its ends use where `shares` says so."""
+
+    def __init__(self, shares: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(4)
+        )
+        self.last = nn.Linear(8, 3)
+        self.shares = shares
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        if self.shares:
+            hidden = hidden + self.first.bias  # which the last stage does not hold
+        return self.last(hidden)
+
+
+def own_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["inputs"]), batch["classes"])
+
+
+def own_batch(samples: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    inputs = torch.randn(samples, 6, dtype=torch.float64, generator=generator)
+    return {"inputs": inputs, "classes": torch.arange(samples) % 3}
+
+
+def own_losses(knobs: Mapping[str, Any], world: int, shares: bool = False) -> list[float] | str:
+    """Losses after each of three steps in 64 bits, the last one of fewer samples; or why not."""
+    workload = Workload(
+        functools.partial(Own, shares),
+        own_batch,
+        effective_batch_size=BATCH,
+        loss=own_loss,
+    )
+    hardware = dataclasses.replace(CPU, devices=world)
+    in_64_bits = {**precision._FORMATS, "fp32": (torch.float64, torch.float64)}
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "_FORMATS", in_64_bits)
+        setup = build(workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE))
+        try:
+            for samples in (BATCH, BATCH, 3):
+                batch, counts = own_samples(
+                    own_batch(samples),
+                    setup.ranks.dp_rank,
+                    setup.ranks.layout.dp_degree,
+                )
+                accumulate(setup, LocalBatch(batch, counts))
+                update(setup)
+                found.append(loss_value(setup, own_batch(BATCH)))
+        except (RefusedError, RuntimeError) as error:  # the other stage has lost its peer
+            return str(error)
+        finally:
+            setup.close()
+
+    return found
+
+
+@pytest.mark.parametrize(("world", "knobs"), [(2, PIPELINE), (4, PIPELINE | FSDP)])
+def test_a_module_of_ones_own_learns_the_same_in_64_bits(world: int, knobs: dict[str, Any]) -> None:
+    (expected,) = on_ranks(1, own_losses, {"micro_batch_size": 3}, 1)
+    for losses in on_ranks(world, own_losses, knobs, world):
+        assert losses == pytest.approx(expected, abs=1e-12, rel=0)
+
+
+def test_a_weight_of_another_stage_is_not_used_in_silence() -> None:
+    answers = on_ranks(2, own_losses, PIPELINE, 2, True)
+    assert any("uses weights on a stage that does not hold them" in each for each in answers)
 
 
 def evaluated(world: int) -> str:

@@ -197,8 +197,8 @@ def found(world: int) -> dict[Case, list[Any]]:
     return dict(zip(cases, map(list, zip(*answers, strict=True)), strict=True))
 
 
-@functools.cache
-def alone() -> dict[Case, tuple[list[float], list[float]]]:
+def on_one_device(learns: dict[int, dict[Case, dict[str, Any]]]) -> dict[Case, Any]:
+    """What one device finds in cases of several, without the knobs that only these have."""
     kept = (
         "micro_batch_size",
         "loss",
@@ -208,24 +208,34 @@ def alone() -> dict[Case, tuple[list[float], list[float]]]:
         "optimizer_in_backward",
     )
     cases = {
-        case: (case[0], {knob: value for knob, value in knobs.items() if knob in kept})
-        for world in LEARNS.values()
-        for case, knobs in world.items()
+        case: (case[0], {name: value for name, value in knobs.items() if name in kept})
+        for of_world in learns.values()
+        for case, knobs in of_world.items()
     }
     (answers,) = on_ranks(1, every, list(cases.values()), 1)
     return dict(zip(cases, answers, strict=True))
+
+
+@functools.cache
+def alone() -> dict[Case, Any]:
+    return on_one_device(LEARNS)
+
+
+def assert_learnt_alike(case: Case, answers: list[Any], expected: Any) -> None:
+    """Each rank has found the losses and norms of one device."""
+    tolerance = LOSS_OF_16_BITS_IN_LARGE_STEPS if "mixed" in case[1] else LOSS
+    losses_alone, beside = expected
+    for answer in answers:
+        assert type(answer) is tuple, answer
+        assert answer[0] == pytest.approx(losses_alone, abs=tolerance, rel=0)
+        assert answer[1] == pytest.approx(beside, abs=5 * tolerance, rel=0)  # a norm, too
 
 
 @pytest.mark.parametrize(
     ("world", "case"), [(world, case) for world, cases in LEARNS.items() for case in cases]
 )
 def test_it_learns_what_one_device_learns(world: int, case: Case) -> None:
-    tolerance = LOSS_OF_16_BITS_IN_LARGE_STEPS if "mixed" in case[1] else LOSS
-    expected, expected_beside = alone()[case]
-    for answer in found(world)[case]:
-        assert type(answer) is tuple, answer
-        assert answer[0] == pytest.approx(expected, abs=tolerance, rel=0)
-        assert answer[1] == pytest.approx(expected_beside, abs=5 * tolerance, rel=0)  # a norm, too
+    assert_learnt_alike(case, found(world)[case], alone()[case])
 
 
 @pytest.mark.parametrize("case", REFUSED)
