@@ -110,6 +110,7 @@ def _readable(hardware: Hardware, recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in (
             (random_state, "capture", lambda _: {}),
+            (random_state, "restore", lambda _state, _device: None),
             (torch.Tensor, "detach", detached_of_host),
             (torch.Tensor, "cpu", to_host),
             (FakeTensor, "numpy", to_numpy),

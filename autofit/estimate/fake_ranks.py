@@ -155,6 +155,9 @@ def fake_ranks(layout: Layout, recorder: Recorder, stage: int = 0) -> Iterator[R
     hook = sys.excepthook
     first = stage * layout.stage_world
 
+    # DTensor's answers name groups, and those of ranks before may be gone: what is left of a traced
+    # model is asked once more when it is given back.
+    _clear_sharding_prop_cache()
     dist.init_process_group(
         "fake",
         store=FakeStore(),
@@ -172,7 +175,6 @@ def fake_ranks(layout: Layout, recorder: Recorder, stage: int = 0) -> Iterator[R
             yield _FakeRanks.of(layout, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
-        # DTensor's answers name groups that are gone.
         _clear_sharding_prop_cache()
         sys.excepthook = hook  # each group wraps it, to tell the rank
 

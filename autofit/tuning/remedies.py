@@ -19,7 +19,7 @@ from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.knobs import knob_named, yaml_word
-from autofit.core.layout import fitted_to
+from autofit.core.layout import Layout, fitted_to
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
 from autofit.estimate.passes import rest_on_host
@@ -334,12 +334,7 @@ class _Search:
             if hardware.world <= self.hardware.world or batch % hardware.world:
                 continue
 
-            knobs = fitted_to(
-                config.replace(data_parallel="fsdp"),
-                hardware.world,
-                batch,
-            )
-            several = self._changed(knobs, hardware)
+            several = self._over_devices(config, hardware)
             if several is None:
                 continue
 
@@ -351,11 +346,30 @@ class _Search:
             if not self._fits(roughly):
                 continue
 
-            found = self._followed(several, hardware)
+            # What stages need is not about what is gathered.
+            found: _Found | None = roughly
+            if several.data_parallel == "fsdp":
+                found = self._followed(several, hardware)
             if found:
                 options = ("--devices", str(devices), *self._settings(several, hardware))
                 yield self._remedy("devices", found, options, devices=devices)
                 return
+
+    def _over_devices(self, config: Config, hardware: Hardware) -> Config | None:
+        """The config with its weights divided over more devices, in more stages where it has some;
+        None where that is impossible."""
+        layout = Layout.of(config)
+        if layout.world == layout.pipeline > 1:
+            stages = self._changed({**config, "pipeline_parallel": hardware.world}, hardware)
+            if stages is not None:
+                return stages
+
+        shards = fitted_to(
+            config.replace(data_parallel="fsdp"),
+            hardware.world,
+            self.workload.effective_batch_size,
+        )
+        return self._changed(shards, hardware)
 
     def _followed(self, config: Config, hardware: Hardware) -> _Found | None:
         """A config that fits when a whole step of it is followed.

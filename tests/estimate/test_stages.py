@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import rates_for
@@ -68,6 +69,8 @@ def measured(world: int) -> list[tuple[int, ...]]:
 def test_each_stage_needs_what_is_predicted(world: int, number: int) -> None:
     traced = trace(workload(), CASES[world][number], hardware(world))
     of_stages = [peak_of(stage, hardware(world)).nbytes for stage in traced.stages]
+    assert all(stage.between.keys() == {EVALUATION, SAVING} for stage in traced.stages)
+
     ranks_of_stage = world // len(of_stages)
     for rank, peak in enumerate(measured(world)[number]):
         assert of_stages[rank // ranks_of_stage] == pytest.approx(peak, abs=CLOSE, rel=0)

@@ -86,6 +86,25 @@ def test_the_kinds_come_in_the_order_of_what_they_cost(monkeypatch: pytest.Monke
     assert "data_parallel=fsdp" in of_kind("devices", found).options
 
 
+def test_a_pipeline_gets_more_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not shards of its stages, whose weights a slow link would have to gather."""
+    deep = tiny.llama_workload(
+        8,
+        sequence_length=512,
+        max_position_embeddings=512,
+        num_hidden_layers=4,
+    )
+    traits = inspect_workload(deep, CARD, budget_bytes=None)
+    monkeypatch.setattr(f"{__name__}.WORKLOAD", dataclasses.replace(deep, traits=traits))
+
+    two_cards = CARD.of_several(2)
+    found = helps(monkeypatch, weigh, two_cards, precision="fp32", pipeline_parallel=2)
+    options = of_kind("devices", found).options
+    assert options[:2] == ("--devices", "4")
+    assert "pipeline_parallel=4" in options
+    assert "data_parallel=fsdp" not in options
+
+
 @pytest.mark.parametrize(("least", "offloads"), [(8.0, False), (20.0, True)])
 def test_smaller_numbers_lean_on_the_host_where_they_do_not_fit_alone(
     monkeypatch: pytest.MonkeyPatch, least: float, offloads: bool
