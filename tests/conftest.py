@@ -125,6 +125,20 @@ def brief_probes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def known_proofs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a loss of transformers averages over is proven once, but where tests are of proofs."""
+    folder = request.path.parent.name
+    if folder not in ("api", "cli", "examples") or "equal_work" in request.path.name:
+        yield
+        return
+
+    from tests import proofs
+
+    with proofs.remembered():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def warm_ranks() -> Iterator[None]:
     """Processes that start ranks are warm: they would import torch for seconds each time."""

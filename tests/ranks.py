@@ -16,10 +16,14 @@ _SECONDS = 60.0
 
 
 def on_ranks(
-    count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 30.0
+    count: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = 30.0,
+    answer: float = _SECONDS,
 ) -> list[Any]:
     """What a function of a module returns on each of some ranks. Raises AssertionError with the tracebacks of those
-    that failed. `timeout`: of each collective, in seconds."""
+    that failed. `timeout`: of each collective, in seconds; `answer`: of all that a rank does."""
     with tempfile.TemporaryDirectory() as folder:
         ends: list[Connection] = []
         processes: list[Warm] = []
@@ -30,7 +34,7 @@ def on_ranks(
             with theirs:
                 processes.append(Warm([_rank, *given], pass_fds=[number]))
             ends.append(ours)
-        answers = [_answer(ours) for ours in ends]
+        answers = [_answer(ours, answer) for ours in ends]
         for process in processes:
             _end(process)
     failed = {rank: answer for rank, (worked, answer) in enumerate(answers) if not worked}
@@ -46,9 +50,9 @@ def _end(process: Warm) -> None:
         process.wait()
 
 
-def _answer(end: Any) -> tuple[bool, Any]:
+def _answer(end: Any, seconds: float) -> tuple[bool, Any]:
     try:
-        return end.recv() if end.poll(_SECONDS) else (False, "no answer")  # type: ignore[no-any-return]
+        return end.recv() if end.poll(seconds) else (False, "no answer")  # type: ignore[no-any-return]
     except EOFError:
         return False, "the process ended without an answer"
 
