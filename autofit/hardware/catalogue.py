@@ -11,7 +11,7 @@ from typing import Any
 from autofit.core.errors import InputError, require, unknown
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.links import Link, Links
-from autofit.core.strict_yaml import load_mapping
+from autofit.core.strict_yaml import load_mapping, load_own
 
 _SOLD_TO_REAL = 1.1  # at most: 16 GB of a T4 are 14.6 GiB
 _OF_CPUS = ("gloo", "tcp-10")  # links within a node, and between nodes
@@ -62,7 +62,7 @@ class Card:
 @cache
 def _links() -> dict[str, Link]:
     found = {}
-    for name, data in load_mapping(Path(__file__).with_name("links.yaml")).items():
+    for name, data in load_own(Path(__file__).with_name("links.yaml")).items():
         shared = data.get("shared", False)
         found[name] = Link(data["title"], data["gb_s"] * 1e9, data["latency_us"] * 1e-6, shared)
     return found
@@ -82,7 +82,7 @@ def link(name: str) -> Link:
 
 @cache
 def _cards() -> dict[str, Card]:
-    listed = load_mapping(Path(__file__).with_name("gpus.yaml"))
+    listed = load_own(Path(__file__).with_name("gpus.yaml"))
     return {name: _card(name, data) for name, data in listed.items()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import unknown
-from autofit.core.strict_yaml import load_mapping
+from autofit.core.strict_yaml import load_own
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.models.huggingface import HuggingFaceModel
 
@@ -38,14 +38,14 @@ def presets() -> dict[str, Preset]:
     """All of them by name, in the order of their files."""
     here = Path(__file__).parent
     found: dict[str, Preset] = {}
-    for name, entry in load_mapping(here / "presets.yaml").items():
+    for name, entry in load_own(here / "presets.yaml").items():
         kind = "encoders"
         if entry["task"] == CAUSAL_LM.name:
             kind = "decoders"
         found[name] = Preset(name, kind=kind, **entry)
 
     for path in sorted((here / "shapes").glob("*.yaml")):
-        for family in load_mapping(path).values():
+        for family in load_own(path).values():
             task = family.get("task", CAUSAL_LM.name)
             for name, entry in family["models"].items():
                 found[name] = Preset(

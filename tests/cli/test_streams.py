@@ -47,12 +47,10 @@ for command in commands:
     os.write(3, f"{code} ".encode())
 """
 COMMANDS = """\
-models
 models --json
 models x --json
 export --to list
 export result.yaml --to trl
-export result.yaml --to trl --json
 export result.yaml --to tlr --json
 report run
 search --model tiny-llama --device cpu --json
@@ -60,7 +58,6 @@ train result.yaml --data result.yaml --from-scratch
 estimate --model tiny-llama --gpu list --json
 spaces
 spaces --json
---help
 search --help
 --version
 """

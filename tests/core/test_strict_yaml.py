@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core import strict_yaml
 from autofit.core.errors import InputError
-from autofit.core.strict_yaml import dump, load_mapping, parse
+from autofit.core.strict_yaml import dump, load_mapping, load_own, parse
 
 
 @pytest.mark.parametrize(
@@ -183,3 +184,19 @@ def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
             load_mapping(tmp_path / name)
     with pytest.raises(InputError, match="it is no regular file"):
         load_mapping(Path("/dev/zero"))
+
+
+PACKAGE = Path(strict_yaml.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_own_files_are_read_as_those_of_others(path: Path) -> None:
+    assert repr(load_own(path)) == repr(load_mapping(path))
+
+
+def test_an_own_file_has_no_key_twice_either(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("a: 1\na: 2")
+    with pytest.raises(yaml.YAMLError, match="the key 'a' is given twice"):
+        load_own(tmp_path / "own.yaml")

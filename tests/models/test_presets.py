@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.tasks import TASKS
-from autofit.models import describe_presets, load_preset, model_names, preset_model, preset_names
+from autofit.models import (
+    HuggingFaceModel,
+    describe_presets,
+    load_preset,
+    model_names,
+    preset_model,
+    preset_names,
+)
 from autofit.models.stand_ins import _names, _positions
 
 # As published, of those that many examples are of; written down a second time so that a slip in the YAML cannot
@@ -60,12 +68,42 @@ TRANSLATED = {
 }
 
 
+# Whose layers may differ from one another.
+BY_LAYER = {
+    *("first_k_dense_replace", "full_attn_idxs", "hybrid_override_pattern", "layer_types"),
+    *("interleave_moe_layer_step", "attn_layer_indices", "linear_attn_config", "mlp_only_layers"),
+}
+FEW_LAYERS = 2
+
+
+def count_of(model: HuggingFaceModel) -> int:
+    """The parameters of a model; where its layers are alike, by what each of them adds."""
+    layers = model.config.get("num_hidden_layers", 0)
+    if layers <= FEW_LAYERS + 1 or BY_LAYER & set(model.config):
+        return built(model)
+
+    less, more = (
+        built(replace(model, config={**model.config, "num_hidden_layers": count}))
+        for count in (FEW_LAYERS, FEW_LAYERS + 1)
+    )
+    return less + (layers - FEW_LAYERS) * (more - less)
+
+
+def built(model: HuggingFaceModel) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model().parameters())
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "bert-base"])
+def test_a_layer_adds_what_all_of_them_hold(name: str) -> None:
+    assert count_of(preset_model(name)) == built(preset_model(name))
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_parameter_count_is_the_published_one(name: str) -> None:
     published = load_preset(name).parameters
-    with torch.device("meta"):
-        model = preset_model(name)()
-    count = sum(parameter.numel() for parameter in model.parameters())
+    alike = load_preset(name).kind in ("decoders", "encoders", "vision")
+    count = count_of(preset_model(name)) if alike else built(preset_model(name))
     if published % ROUNDED:
         assert count == published
     else:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.core.config_faults import config_fault
 from autofit.core.errors import InputError, is_whole, require, sentence, shown, unknown
 from autofit.core.files import expanded, read_text
-from autofit.core.strict_yaml import load_mapping
+from autofit.core.strict_yaml import load_own
 from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.workload import Workload
 from autofit.models.diffusion.denoisers import DENOISERS, Denoiser
@@ -204,7 +204,7 @@ def _read(path: Path) -> dict[str, Any]:
 @cache
 def presets() -> dict[str, dict[str, Any]]:
     """The entries of presets.yaml by their names."""
-    return dict(load_mapping(Path(__file__).parent / "presets.yaml"))
+    return dict(load_own(Path(__file__).parent / "presets.yaml"))
 
 
 def preset_pipeline(name: str) -> DiffusersModel:
