@@ -51,14 +51,20 @@ class _Sequence:
         keys: in order.
         items: by key.
         period: how many blocks repeat.
-        last_early: the last block before those that are put in, which are copies of the period that
-            ends with it.
+        early: how many of the first blocks may do something else than those that follow them. The
+            period behind them is what is copied.
     """
 
     keys: tuple[_Key, ...]
     items: dict[_Key, _Item]
     period: int
-    last_early: int
+    early: int
+
+    @property
+    def last_early(self) -> int:
+        """The last block before those that are put in, which are copies of the period that ends
+        with it."""
+        return self.early + self.period - 1
 
     def deeper(self, periods: int) -> "_Sequence | None":
         """With so many more periods of blocks; None where the items do not follow each other alike
@@ -133,7 +139,7 @@ class _Sequence:
             return other
 
         # Neighbours stay neighbours; the first and the last blocks stay at their ends.
-        if own[0] is not None and key[0] is not None and abs(block - own[0]) <= self.last_early:
+        if own[0] is not None and key[0] is not None and abs(block - own[0]) <= self.early:
             return block + key[0] - own[0], number
         if block > self.last_early:
             block += added
@@ -146,7 +152,7 @@ def deepened(
     more: Trace,
     period: int,
     missing: int,
-    first: int,
+    early: int,
 ) -> Trace | None:
     """A trace with the events of the whole model, and without costs.
 
@@ -154,13 +160,13 @@ def deepened(
         less: the trace of a model of fewer blocks.
         more: the trace of one with a period of blocks more.
         missing: how many periods the whole model has more than that.
-        first: blocks at the beginning that may do something else.
+        early: how many of the first blocks may do something else.
 
     Returns:
         None where the events of blocks do not repeat.
     """
-    shallow = _items_of(less, period, first)
-    deep = _items_of(more, period, first)
+    shallow = _items_of(less, period, early)
+    deep = _items_of(more, period, early)
     grown = shallow.deeper(1)
     if grown is None or grown.keys != deep.keys:
         return None
@@ -188,7 +194,7 @@ def deepened(
     )
 
 
-def _items_of(traced: Trace, period: int, first: int) -> _Sequence:
+def _items_of(traced: Trace, period: int, early: int) -> _Sequence:
     """The items of a trace."""
     placed = _placed(traced)
     blocks = _blocks_of(placed, traced)
@@ -216,7 +222,7 @@ def _items_of(traced: Trace, period: int, first: int) -> _Sequence:
         tuple(keys),
         items,
         period,
-        first + period - 1,
+        early,
     )
 
 

@@ -35,7 +35,8 @@ class Depth:
     """How a shortened model stands for the `whole` number of blocks.
 
     It has `retained` blocks: the `first`, `period` ones that each stand for `repeats` blocks, and
-    the last ones.
+    the last ones. The `early` ones of the first may do something else in a step than those that
+    follow them.
     """
 
     whole: int
@@ -43,6 +44,7 @@ class Depth:
     period: int
     repeats: int
     first: int = 1
+    early: int = 1
 
     @property
     def middle(self) -> range:
@@ -123,8 +125,10 @@ def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
         return None
 
     retained = first + 1 + period + (whole - first - 1) % period
+    # What all blocks of a kind share, such as a mask, ends with the first of them.
+    early = max(cut.first_ones, _first_of_each_kind(signatures))
     if periods:
-        least = cut.first_ones + periods * period + cut.last_ones
+        least = early + periods * period + cut.last_ones
         retained += max(0, math.ceil((least - retained) / period)) * period
 
     if retained >= whole:
@@ -137,6 +141,7 @@ def shorten(model: nn.Module, cut: Cut, *, periods: int = 0) -> Depth | None:
         period,
         1 + (whole - retained) // period,
         first,
+        early,
     )
 
 
@@ -176,6 +181,18 @@ def _period(middle: Sequence[object], step: int) -> int | None:
             return period
 
     return None
+
+
+def _first_of_each_kind(signatures: Sequence[object]) -> int:
+    """How many of the first blocks are enough to have one of each kind."""
+    seen: list[object] = []
+    enough = 0
+    for number, signature in enumerate(signatures, 1):
+        if signature not in seen:
+            seen.append(signature)
+            enough = number
+
+    return enough
 
 
 def _signature(model: nn.Module, block: nn.Module, index: int) -> tuple[object, ...]:

@@ -53,7 +53,7 @@ class Skeleton:
 
         None where it is not deep, or its blocks are not alike. This one is used up.
         """
-        depth = shorten(self.model, cut, periods=3)
+        depth = shorten(self.model, cut, periods=2)
         if depth is None:
             return None
         if 2 * depth.retained - depth.period > _WORTH_IT * depth.whole:

@@ -207,7 +207,7 @@ def _of_few_blocks(
 
     assert more.depth, "it was shortened"
     missing = (more.depth.whole - more.depth.retained) // more.depth.period
-    whole = deepened(less, more, more.depth.period, missing, cut.first_ones)
+    whole = deepened(less, more, more.depth.period, missing, more.depth.early)
     if whole is None:
         return None
     return replace(

@@ -16,6 +16,7 @@ from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.resting import resting_of
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
@@ -59,6 +60,37 @@ def test_few_blocks_tell_the_figures_of_all_to_the_byte(
             assert found[name] == value, name
     resting = [resting_of(traced, workload, hardware) for traced in (whole, few)]
     assert resting[0] == resting[1]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "knobs"),
+    [(CPU, {}), (AMPERE, {"micro_batch_size": 1, "activation_checkpointing": "full"})],
+)
+def test_what_blocks_of_a_kind_share_ends_with_the_first_of_them(
+    hardware: Hardware, knobs: Mapping[str, Any]
+) -> None:
+    """Such as a mask, of which layers of full attention among windows have another one."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {
+        **dict.fromkeys(("hidden_size", "intermediate_size"), 32),
+        **dict.fromkeys(("vocab_size", "max_position_embeddings"), 64),
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
+    }
+    config = {
+        "model_type": "gemma3_text",
+        "head_dim": 8,
+        "num_hidden_layers": DEEPER,
+        "layer_types": kinds * (DEEPER // 3),
+        "sliding_window": 8,
+        **sizes,
+    }
+    model = HuggingFaceModel("tiny", "causal-lm", config, {"kind": "directory", "path": "tiny"})
+    workload = huggingface_workload(model, sequence_length=16, effective_batch_size=4)
+
+    few = trace(workload, knobs, hardware)
+    assert few.shallower is not None
+    whole = trace(workload, knobs, hardware, whole=True)
+    assert peak_of(few, hardware).nbytes == peak_of(whole, hardware).nbytes
 
 
 def test_the_timeline_of_a_deep_model_ends_and_peaks_as_the_whole_one() -> None:

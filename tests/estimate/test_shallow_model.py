@@ -13,7 +13,7 @@ def _model(layers: int, **changes: object) -> nn.Module:
 def test_the_middle_of_many_like_blocks_is_taken_out() -> None:
     model = _model(12)
     depth = shorten(model, Cut())
-    assert depth == Depth(whole=12, retained=3, period=1, repeats=10)
+    assert depth == Depth(whole=12, retained=3, period=1, repeats=10, early=2)
     assert len(model.model.layers) == 3
 
 
@@ -43,6 +43,7 @@ def test_blocks_of_other_kinds_among_them_are_repeated_as_they_come() -> None:
     depth = shorten(model, Cut())
     assert depth is not None
     assert depth.period == 3
+    assert depth.early == 3  # the first of full attention is among them
 
 
 def test_too_few_blocks_or_unlike_ones_are_left_alone() -> None:
