@@ -33,6 +33,7 @@ from autofit.core.result import Result, SavedResult
 from autofit.core.run_directory import JOURNAL
 from autofit.core.workload import Hyperparameters, length_of_training
 from autofit.distributed.group import joined
+from autofit.hardware.device import usual_kind
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
@@ -379,7 +380,7 @@ def fit(
 
         run = session.run
         if world > 1:
-            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            device = device or usual_kind()
             if place is None:
                 run = functools.partial(run_on_devices, session, devices=world)
             elif not torch.distributed.is_initialized():

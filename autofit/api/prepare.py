@@ -20,6 +20,7 @@ from autofit.core.place import given_place
 from autofit.core.result import knobs_of
 from autofit.core.workload import Hyperparameters
 from autofit.distributed.group import joined
+from autofit.hardware.device import usual_kind
 from autofit.setup import Setup
 from autofit.training import checkpoint
 from autofit.training.evaluation import evaluate
@@ -195,7 +196,7 @@ def prepare(
             frozen=frozen,
         )
         if place and not torch.distributed.is_initialized():
-            stack.enter_context(joined(place, device or _kind_of_device()))
+            stack.enter_context(joined(place, device or usual_kind()))
 
         world = place.world if place else 1
         fitted = fitted_to(knobs, world, workload.effective_batch_size)
@@ -221,7 +222,3 @@ def named_optimizer(optimizer: Any) -> dict[str, Any]:
         message = f"optimizer must be the name of one or a function that makes one, not a {kind}."
         raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")
     return {"optimizer": optimizer}
-
-
-def _kind_of_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

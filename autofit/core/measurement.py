@@ -1,7 +1,7 @@
 """Measurement: what one probe measured. Every figure that a recommendation rests on is here."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -212,6 +212,11 @@ class Measurement:
         if self.is_of_one_rank:
             measured["predicted_communication_seconds"] = _rounded(self.communication_seconds)
         return measured
+
+
+def that_fit(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Those of configs that fit."""
+    return [measurement for measurement in measurements if measurement.fits]
 
 
 def _in_gib(size: int | None) -> float | None:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
@@ -45,6 +45,21 @@ def tier(config: Mapping[str, Any]) -> str:
     if knobs.quantization in (None, "none"):
         return "lora"
     return "qlora"
+
+
+class _Row(Protocol):
+    """What has a config: a measurement, a point, figures."""
+
+    @property
+    def config(self) -> Config: ...
+
+
+_R = TypeVar("_R", bound=_Row)
+
+
+def of_tier(name: str, rows: Iterable[_R]) -> list[_R]:
+    """Those of a tier."""
+    return [row for row in rows if tier(row.config) == name]
 
 
 def tiers_of(points: Iterable[Point]) -> tuple[str, ...]:

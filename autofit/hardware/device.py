@@ -66,6 +66,11 @@ def detect(device: str | None = None) -> Hardware:
     return _cpu()
 
 
+def usual_kind() -> str:
+    """The kind of device that is used where none is named: "cuda" where there is a card."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _cpu() -> Hardware:
     lines = _read(Path("/proc/cpuinfo")).splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -26,7 +26,7 @@ from autofit.core.pareto import (
     frontier,
     thinned,
 )
-from autofit.core.result import TIERS, tier, tiers_of
+from autofit.core.result import TIERS, of_tier, tier, tiers_of
 from autofit.core.workload import Workload
 from autofit.search.beside_tensors import beside_tensors
 from autofit.search.encoding import Configs, Encoding
@@ -146,8 +146,7 @@ def pareto_report(
 
     fronts = {}
     for name in tiers_of(points):
-        of_tier = [point for point in points if tier(point.config) == name]
-        fronts[name] = frontier(of_tier, tolerance=tolerance)
+        fronts[name] = frontier(of_tier(name, points), tolerance=tolerance)
 
     def answers(budget: Budget) -> list[Point | None]:
         """What would run within a budget, one of each tier."""

@@ -25,8 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autofit.core.config import Config
 from autofit.core.knobs import knob_named
-from autofit.core.measurement import Measurement, Outcome
-from autofit.core.result import TIERS, tier
+from autofit.core.measurement import Measurement, Outcome, that_fit
+from autofit.core.result import TIERS, of_tier, tier
 from autofit.search.drift import is_due
 from autofit.search.encoding import Configs, KnobValues, Mask
 from autofit.search.ranking import BY_SPEED, Figures, Measurements, Ranking
@@ -129,7 +129,7 @@ class SurrogateSampler(BaseSampler):
             if index is not None:
                 left[index] = False
 
-        if any(measurement.fits for measurement in measurements):
+        if that_fit(measurements):
             left &= self._not_outgrown
         return left
 
@@ -176,7 +176,7 @@ class SurrogateSampler(BaseSampler):
             return None
 
         tolerance = self._tolerance
-        if not any(measurement.fits for measurement in measurements):
+        if not that_fit(measurements):
             is_hopeless = tolerance is not None and self._is_hopeless(measurements, left)
             return None if is_hopeless else (left, measurements)
 
@@ -231,8 +231,7 @@ class SurrogateSampler(BaseSampler):
         if name is None:
             return new, measurements
 
-        of_tier = [seen for seen in measurements if tier(seen.config) == name]
-        return new & self._tiers[name], of_tier
+        return new & self._tiers[name], of_tier(name, measurements)
 
     def little_seen(self, measurements: Measurements) -> dict[str, int]:
         """How many probes fit of each tier of which too few do, though others are likely to.
@@ -245,11 +244,12 @@ class SurrogateSampler(BaseSampler):
         feasible = self.surrogate.probability_feasible(measurements, self.surrogate.pool)
         few = {}
         for name in TIERS:
-            new, of_tier = self._new_and_rivals(measurements, name)
+            new, rivals = self._new_and_rivals(measurements, name)
             is_known = any(tier(config) == name for config in self.surrogate.prior.fits)
             enough = 1 if is_known else self._of_each_tier
-            good = sum(seen.fits for seen in of_tier)
-            failed = sum(not seen.fits for seen in of_tier if seen.outcome is not Outcome.REFUSED)
+            good = len(that_fit(rivals))
+            refused = sum(seen.outcome is Outcome.REFUSED for seen in rivals)
+            failed = len(rivals) - good - refused
             is_likely = (feasible[new] > _LIKELY).any()
             if good < enough and failed <= _MOST_FAILED and is_likely:
                 few[name] = good
@@ -266,8 +266,8 @@ class SurrogateSampler(BaseSampler):
         if not surrogate.predicts:
             return left
 
-        fitting = [seen.config for seen in measurements if seen.fits]
-        known = [self._index[config] for config in fitting if config in self._index]
+        measured = [seen.config for seen in that_fit(measurements)]
+        known = [self._index[config] for config in measured if config in self._index]
         new = left & ~np.isin(self._twins, self._twins[known])
 
         feasible = surrogate.probability_feasible(measurements, surrogate.pool)
@@ -294,8 +294,8 @@ class SurrogateSampler(BaseSampler):
 
         feasible = surrogate.probability_feasible(measurements, surrogate.pool)
         possible = left & (feasible > _LIKELY)
-        fitting = [self._index[seen.config] for seen in measurements if seen.fits]
-        possible[fitting] = True
+        known = [self._index[seen.config] for seen in that_fit(measurements)]
+        possible[known] = True
         twins = self._twins == self._twins[self._index[leader.config]]
         indices = np.flatnonzero(possible & twins).tolist()
 
@@ -307,7 +307,7 @@ class SurrogateSampler(BaseSampler):
             figures.append(Figures(config, math.exp(merits[index]), nbytes[index]))
 
         preferred = self._ranking.preferred(figures)
-        if preferred is None or indices[preferred] in fitting:
+        if preferred is None or indices[preferred] in known:
             return None
 
         return self._only(indices[preferred]), measurements

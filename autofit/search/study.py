@@ -19,8 +19,8 @@ from optuna.trial import Trial, TrialState
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
-from autofit.core.measurement import Measurement, Outcome
-from autofit.core.result import tier
+from autofit.core.measurement import Measurement, Outcome, that_fit
+from autofit.core.result import of_tier, tier
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.encoding import Configs, KnobValues
@@ -463,7 +463,7 @@ class _Exploration:
     def _is_quickly_done(self, measurements: Measurements) -> bool:
         """Whether a quick search has measured enough."""
         quick = self._limits.quick
-        if quick is None or not any(measurement.fits for measurement in measurements):
+        if quick is None or not that_fit(measurements):
             return False
 
         if self._sampler.little_seen(measurements):
@@ -493,11 +493,11 @@ class _Exploration:
         None until something fits. No other tier ends its probes, so that none is named by a bad
         one.
         """
-        if not any(measurement.fits for measurement in measurements):
+        if not that_fit(measurements):
             return None
 
         objective = self._problem.ranking.objective
-        rivals = [seen for seen in measurements if tier(seen.config) == tier(config)]
+        rivals = of_tier(tier(config), measurements)
         best = fastest(rivals, objective)
         if best is None or best.step_seconds is None:
             return math.inf

@@ -18,7 +18,7 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.core.result import tier
+from autofit.core.result import of_tier, tier
 from autofit.search.costs import Costs
 from autofit.search.drift import as_now, step_times
 from autofit.search.encoding import Configs, Encoding, KnobValues, Mask
@@ -395,7 +395,7 @@ class Surrogate:
                 continue
 
             others = [seen for seen in measurements if seen.config != config]
-            rivals = [seen for seen in others if tier(seen.config) == tier(config)]
+            rivals = of_tier(tier(config), others)
             merits = self.merits(others, self.group([config]), rivals)
             deviations = np.hypot(merits.posterior.deviations, SPEED_NOISE)
             z = (values[index] - at.discount[index] - merits.posterior.means) / deviations

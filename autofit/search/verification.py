@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
-from autofit.core.result import tier
+from autofit.core.result import of_tier, tier
 from autofit.search.drift import step_times
 from autofit.search.ranking import Measurements, Ranking
 
@@ -317,11 +317,10 @@ def _of_tiers(
         if tries[name] >= _TRIES or done[name] >= OF_TIER:
             continue
 
-        of_tier = [finalist for finalist in waiting if tier(finalist.config) == name]
-        expected = [seen for seen in posterior if tier(seen.config) == name]
-        rivals = _close(of_tier, expected, ranking, _DOUBT)
+        candidates = of_tier(name, waiting)
+        rivals = _close(candidates, of_tier(name, posterior), ranking, _DOUBT)
         if not done[name] and not rivals:
-            return of_tier[:1]
+            return candidates[:1]
         if rivals:
             return rivals[: OF_TIER - done[name]]
 

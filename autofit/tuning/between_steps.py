@@ -3,7 +3,6 @@ training starts."""
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 
 from autofit.core.config import Value
@@ -11,7 +10,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.estimate import Estimate
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
-from autofit.hardware.device import detect
+from autofit.hardware.device import detect, usual_kind
 from autofit.probe import LocalExecutor
 from autofit.report.formatting import gib
 from autofit.training import random_state
@@ -40,7 +39,7 @@ def notes_between_steps(
     Args:
         starts_ranks: whether other processes train, whose devices this one must not touch.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or usual_kind()
     try:
         copy = without_weights(workload, model)
         if starts_ranks and device != "cpu":

@@ -16,7 +16,7 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
-from autofit.core.result import tier
+from autofit.core.result import of_tier, tier
 from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Workload
 from autofit.estimate.figures import SpacePredictor
@@ -69,7 +69,7 @@ class Fractions:
         if math.isnan(row.nbytes + row.seconds):
             return
 
-        of_tier = self._known.setdefault(tier(row.config), {})
+        known = self._known.setdefault(tier(row.config), {})
         for knob, (value, rests) in LEVERS.items():
             offered = self.knobs.get(knob, ())
             if value not in offered:
@@ -80,7 +80,7 @@ class Fractions:
                 number = self._number(row.config[knob], value, rest)
                 if number is not None and rest in offered:
                     series = _Series(knob, full, rest)
-                    of_tier.setdefault(series, {})[number] = row
+                    known.setdefault(series, {})[number] = row
 
     def _number(self, given: Value, value: str, rest: str) -> int | None:
         """How many blocks a knob's value has as `value`, if all others are as `rest`."""
@@ -147,8 +147,8 @@ class Fractions:
 
         kept: list[Row] = []
         for name in best:
-            of_tier = [row for row in solved.values() if tier(row.config) == name]
-            kept += sorted(of_tier, key=attrgetter("seconds"))[:_KEPT]
+            fastest_first = sorted(of_tier(name, solved.values()), key=attrgetter("seconds"))
+            kept += fastest_first[:_KEPT]
 
         return kept
 

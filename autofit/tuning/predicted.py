@@ -31,7 +31,7 @@ from autofit.core.events import (
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
-from autofit.core.result import TIERS, Result, tier, tiers_of
+from autofit.core.result import TIERS, Result, of_tier, tier, tiers_of
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
@@ -285,8 +285,7 @@ class PredictedSearch:
 
         found = {}
         for name in tiers_of(points):
-            of_tier = [point for point in points if tier(point.config) == name]
-            found[name] = thinned(frontier(of_tier))
+            found[name] = thinned(frontier(of_tier(name, points)))
         return found
 
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:

@@ -14,7 +14,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point, frontier
 from autofit.core.record import Predicted, Record
-from autofit.core.result import TIERS, Result, tier
+from autofit.core.result import TIERS, Result, of_tier, tier
 from autofit.report.formatting import OUTCOMES, TIER_TITLES, describe, gib, number, peak_bytes
 from autofit.report.html.svg import At, Picture, Plot, Scale, polyline, steps, width_of
 from autofit.report.rows import drawn_trials, relative_speed
@@ -296,8 +296,7 @@ def _fronts(plot: Plot, fitting: list[Plotted], record: Record) -> None:
         points += [point for point in predicted if not point.measured]
 
     for name in TIERS:
-        of_tier = [point for point in points if tier(point.config) == name]
-        front = frontier(of_tier, tolerance=record.tolerance)
+        front = frontier(of_tier(name, points), tolerance=record.tolerance)
         _front(plot, name, front, result)
 
 
