@@ -17,11 +17,13 @@ from autofit.core.task import TEACHER
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.custom import CUSTOM
 from autofit.core.workload import Workload
+from autofit.export.pictures import pictures_of
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
 from autofit.export.unsaid import unsaid
 from autofit.models import load_preset, preset_names, workload_from_source
+from autofit.models.diffusion.pipeline import DiffusersModel
 from autofit.models.huggingface import PARTS, ROUNDS
 from autofit.models.trained_parts import check_parts
 from autofit.report.explain import nothing_fits
@@ -199,6 +201,10 @@ def _source(
         if model is not None:
             layers = layer_names(model, config, task)
 
+    pictures = None
+    if isinstance(model, DiffusersModel):
+        pictures = pictures_of(model, saved.source)
+
     return ExportSource(
         model=saved.model,
         config=config,
@@ -221,6 +227,7 @@ def _source(
         unsaid=unsaid(saved.source),
         parts=check_parts(saved.source.get(PARTS, ())),
         own_loss=workload.get("own_loss"),
+        pictures=pictures,
         **layers,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, is_whole
 from autofit.core.layout import Layout
+from autofit.export.pictures import Pictures
 
 WEIGHTS = "path/to/weights"  # for a model whose weights have no known name or directory
 LEARNT = {  # of the data that a search knew, by the fields of its rows
@@ -89,6 +90,7 @@ class ExportSource:
     unsaid: str | None = None  # what differs of the model or its samples, and no tool is told
     parts: tuple[str, ...] = ()  # what alone is trained of the model, where not all of it is
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
+    pictures: Pictures | None = None  # the denoiser and its data, of a task that has one
     own_loss: str | None = None  # the tool whose own loss takes the place of the model's
     # the tool's keys of how samples are generated, where the training does
     generation: Mapping[str, Any] = field(default_factory=dict)

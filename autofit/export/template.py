@@ -4,6 +4,7 @@ A slot alone on its line takes any number of lines, indented like the slot; none
 slot inside a line is replaced in place. Templates hold no conditions and no loops.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,21 @@ def import_from(module: str, *names: str) -> str:
 def keyword_arguments(values: Mapping[str, Any]) -> list[str]:
     """`name=value` for every value, as source."""
     return [f"{name}={literal(value)}" for name, value in values.items()]
+
+
+def toml_file(header: Sequence[str], keys: Mapping[str, Any]) -> str:
+    """A TOML file below its header, of texts, numbers, truth values and lists of these."""
+    lines = [f"{name} = {_toml(value)}" for name, value in keys.items()]
+    return "\n".join([comment(header), *lines]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def yaml_file(header: Sequence[str], keys: Mapping[str, Any]) -> str:

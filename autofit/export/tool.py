@@ -142,6 +142,8 @@ class Tool:
     # keys that no knob decides: the model, the data, how to learn
     fixed: Callable[[Request], Mapping[str, Any]]
     stage: str = ""  # what its command calls the training of a language model
+    # the same of any config, where it does not follow from the task
+    stage_of: Callable[[ExportSource], str] | None = None
     file: str = ""  # what its most important file is called; empty: NAME.yaml
     # The text of every file by name, that one first, from all keys, nested as the tool has them,
     # the header, and what the first one is called now; None: one YAML file of all keys.
@@ -211,6 +213,8 @@ class Tool:
         layout = request.layout
         nodes = request.nodes
         stage = task_named(request.source.task).stages.get(self.name, self.stage)
+        if self.stage_of is not None:
+            stage = self.stage_of(request.source)
         if "." in stage:  # a class of the tool's, which a script makes
             started = "python" if layout.world == 1 else torchrun(layout, nodes)
             return f"{started} {self.script} --config {shell_path(file)}"

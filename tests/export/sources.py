@@ -5,7 +5,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
-from autofit.export.source import ExportSource
+from autofit.core.tasks.diffusion import DIFFUSION
+from autofit.export.pictures import FLUX, Pictures
+from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tools import tool_named
 from autofit.techniques import all_techniques
 
@@ -28,6 +30,8 @@ VERSIONS = {
     "transformers": "5.23.0",
     "optuna": "5.0.0",
 }
+PICTURES = Pictures(FLUX, "black-forest-labs/FLUX.1-dev", 1024, 1024, None, 512, (19, 38))
+OF_PICTURES = ("sdscripts", "aitoolkit", "onetrainer", "diffusers")  # tools for denoisers
 LORA = {"precision": "bf16", "lora_rank": 16, "lora_targets": "all-linear"}
 
 # On four cards of two machines, with the batch sizes of each; a whole effective batch is 8.
@@ -81,6 +85,8 @@ def source(
 ) -> ExportSource:
     """A config to export; `others` are fields of ExportSource."""
     config = Config({**OFF, **SIZES, **knobs})
+    if task == DIFFUSION.name:
+        others = {"pictures": PICTURES, "weights": WEIGHTS, **(others or {})}
     fields: dict[str, Any] = {
         "model": "llama-3.1-8b",
         "config": config,

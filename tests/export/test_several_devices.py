@@ -16,6 +16,7 @@ from tests.export.sources import (
     HSDP,
     LORA,
     NODES,
+    OF_PICTURES,
     TENSOR,
     ZERO_2,
     for_tool,
@@ -63,7 +64,7 @@ KINDS = {
     "groups": GROUPS,
     "offloaded": OFFLOADED,
 }
-ON_ONE = ("sentencetransformers", "ludwig", "unsloth", "peft")
+ON_ONE = ("sentencetransformers", "ludwig", "unsloth", "peft", *OF_PICTURES)
 
 
 def exported(name: str, nodes: bool = False, **knobs: Any) -> Export:
@@ -271,7 +272,7 @@ SPLIT = {  # which tools have keys for it; those of the second have them, and de
 
 
 @pytest.mark.parametrize("knob", SPLIT)
-@pytest.mark.parametrize("name", [name for name in TOOLS if name != "peft"])
+@pytest.mark.parametrize("name", [name for name in TOOLS if name not in ("peft", *OF_PICTURES)])
 def test_what_is_split_is_told_or_runs_on_fewer_devices(name: str, knob: str) -> None:
     knobs, told, deviating = SPLIT[knob]
     made = exported(name, **{"lora_rank": 0, "lora_targets": None, "precision": "bf16", **knobs})

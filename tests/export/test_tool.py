@@ -2,6 +2,9 @@
 
 import json
 import re
+import tomllib
+from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -11,10 +14,11 @@ from hypothesis import given, settings
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, Request, Tool, ToolKeys, nested, write
 from autofit.export.tools import all_tools, tool_named
-from tests.export.sources import CASES, LORA, OFF, configs, for_tool, source
+from tests.export.sources import CASES, LORA, OF_PICTURES, OFF, configs, for_tool, source
 
 TOOLS = [tool.name for tool in all_tools()]
 # Their null is worked out from other knobs, and may be what is given.
+_READERS: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads}
 FREE = (
     "lora_targets",
     "lora_alpha",
@@ -104,9 +108,9 @@ def test_the_header_says_what_was_measured_where_and_with_what(name: str, case: 
 def test_files_hold_the_keys_of_every_knob(name: str, case: str) -> None:
     made = exported(name, case)
     file, text = next(iter(made.files.items()))
-    if file.endswith(".py") or name in ("transformers", "unsloth"):
+    if file.endswith((".py", ".sh")) or name in ("transformers", "unsloth"):
         return  # their own tests read what is no plain data
-    held = json.loads(text) if file.endswith(".json") else yaml.safe_load(text)
+    held = _READERS.get(PurePath(file).suffix, yaml.safe_load)(text)
     for other, text_of_it in made.files.items():
         if other.endswith("_accelerate.yaml"):
             held["accelerate"] = yaml.safe_load(text_of_it)
@@ -114,7 +118,7 @@ def test_files_hold_the_keys_of_every_knob(name: str, case: str) -> None:
         for path, value in keys.items():
             place = held
             for part in path.split("."):
-                place = place[part]
+                place = place[int(part)] if isinstance(place, list) else place[part]
             assert place == value, path
 
 
@@ -241,7 +245,7 @@ def test_a_tool_whose_autocast_keeps_copies_of_checkpointed_weights_may_need_mor
             for each in departures
         )
 
-    assert told() == (name not in ("axolotl", "lightning", "torchtune", "peft"))
+    assert told() == (name not in ("axolotl", "lightning", "torchtune", "peft", *OF_PICTURES))
     assert not told(activation_checkpointing="none")
     assert not told(precision="bf16")
     assert not told(lora_rank=16, lora_targets="all-linear")
