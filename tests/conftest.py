@@ -192,8 +192,9 @@ def shared_zygote(predicting_zygote: None, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def predicting_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Searches in this process use the shared zygote instead of starting their own, and follow no steps afterwards."""
-    monkeypatch.setattr("autofit.tuning.annotations.Annotator.timelines", lambda *_: {})
-    monkeypatch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
+    from tests.following import unfollowed
+
+    unfollowed(monkeypatch)
     for room in ("tuning.measured", "api.doctor", "tuning.predicted"):
         monkeypatch.setattr(
             f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor)

@@ -22,6 +22,7 @@ from autofit.core.workload import Workload
 from autofit.export.importers.document import flat
 from autofit.techniques import all_techniques
 from tests import tiny
+from tests.following import unfollowed
 
 FILE = """\
 # Somebody's file.
@@ -60,6 +61,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        unfollowed(patch)
         return autofit.tune(written(folder), gpu="rtx-4090")
 
 
@@ -193,6 +195,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     folder = tmp_path_factory.mktemp("sharded")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        unfollowed(patch)
         return autofit.tune(written(folder, SHARDED), gpu="rtx-4090", devices=2, fast=True)
 
 
@@ -318,6 +321,7 @@ def test_of_a_model_that_sees_what_reads_texts_is_trained_alone(tmp_path: Path) 
 
 def test_what_a_file_freezes_stays_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    unfollowed(monkeypatch)
     path = written(tmp_path, "unfrozen_parameters:\n  - model.layers.1.\n  - lm_head")
     text = path.read_text()
     whole = [line for line in text.splitlines() if not line.startswith(("adapter", "lora"))]

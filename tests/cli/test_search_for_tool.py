@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import LLAMA, Run
+from tests.following import unfollowed
 
 NARROW = ("--trials", "2", "--fast", "--quiet", "--json")
 
@@ -23,9 +24,13 @@ def test_the_answer_of_a_search_for_trl_is_trls_own(here: Path, run: Run) -> Non
     assert (here / "run" / "exports" / "trl.yaml").exists()
 
 
-def test_a_predicted_answer_for_axolotl_is_axolotls_own(here: Path, run: Run) -> None:
+def test_a_predicted_answer_for_axolotl_is_axolotls_own(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfollowed(monkeypatch)
     card = ("--gpu", "rtx-4090", "--seq-len", "16", "--effective-batch", "4")
     adapters = ("--set", "lora_rank=8", "--set", "precision=bf16,bf16-mixed")
+    adapters += ("--set", "quantization=none,nf4", "--set", "activation_checkpointing=none,full")
     given = (*card, *adapters, *NARROW, "--for", "axolotl", "--out", "run")
     printed = run("search", "--model", "llama", *given)
     assert printed.code == 0, printed.err

@@ -12,6 +12,7 @@ from autofit.api.in_tool import InTool, ToolPython
 from autofit.export.runs import run_of
 from tests.api.test_tune import written
 from tests.cli.command import Run
+from tests.following import unfollowed
 
 Function = Callable[..., Any]
 
@@ -37,6 +38,7 @@ def answering() -> dict[str, Function]:
 
 @pytest.fixture
 def searched_once(answering: dict[str, Function], monkeypatch: pytest.MonkeyPatch) -> None:
+    unfollowed(monkeypatch)
     for name, function in answering.items():
         monkeypatch.setattr(api, name, function)
 

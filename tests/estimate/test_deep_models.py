@@ -10,6 +10,7 @@ from torch import nn
 
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate import skeleton
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
@@ -20,19 +21,30 @@ from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
-BLOCKS = 18
-DEEPER = 36  # blocks, where more of the first and last ones do something else
+BLOCKS = 13
+DEEPER = 25  # blocks, where more of the first and last ones do something else
 FSDP = {"data_parallel": "fsdp", "precision": "bf16-mixed", "micro_batch_size": 1}
+QLORA = {
+    "quantization": "nf4",
+    "lora_rank": 8,
+    "precision": "bf16-mixed",
+    "activation_checkpointing": "full",
+}
 CASES: list[tuple[Hardware, dict[str, Any]]] = [
     (CPU, {}),
-    (AMPERE, {"micro_batch_size": 1, "activation_checkpointing": "full", "precision": "bf16"}),
     (AMPERE, {"micro_batch_size": 2, "activation_checkpointing": "alternate"}),
     (AMPERE, {"optimizer_in_backward": True, "loss": "chunked"}),
     (AMPERE, {"activation_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 2}),
     (AMPERE, {"micro_batch_size": 2, "optimizer": "adamw-foreach", "precision": "fp16-mixed"}),
-    (AMPERE, {"quantization": "nf4", "lora_rank": 8, "precision": "bf16-mixed"}),
+    (AMPERE, QLORA),
     (replace(AMPERE, devices=2), FSDP),
 ]
+
+
+@pytest.fixture(autouse=True)
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few blocks are followed of models that are not so deep that it would be quicker."""
+    monkeypatch.setattr(skeleton, "_WORTH_IT", 1.0)
 
 
 @pytest.mark.parametrize(("hardware", "knobs"), CASES)
@@ -149,9 +161,9 @@ def test_a_model_whose_blocks_do_ever_more_is_followed_as_a_whole() -> None:
     assert trace(workload, {}, CPU).shallower is None
 
 
-def test_a_model_of_1000_layers_is_followed_no_further_than_one_of_200() -> None:
+def test_a_model_of_500_layers_is_followed_no_further_than_one_of_100() -> None:
     fewer, more = (
-        trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (200, 1000)
+        trace(llama_workload(num_hidden_layers=layers), {}, CPU) for layers in (100, 500)
     )
     assert len(more.events) == len(fewer.events)
     assert len(more.costs) == len(fewer.costs)

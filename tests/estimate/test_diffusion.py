@@ -17,10 +17,11 @@ WITHIN = 0.005
 # is another one, and on a CPU the same
 TABLE_BYTES = {"qwen": 4096 * 8 * 8}
 LORA: dict[str, Any] = {"lora_rank": 4, "precision": "bf16", "micro_batch_size": 1}
+ATTENTION = {"lora_targets": "attention"}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("sd", {"activation_checkpointing": "alternate", "optimizer": "adamw-8bit"}),
-    ("sdxl", LORA | {"quantization": "nf4", "activation_checkpointing": "full"}),
-    ("sd3", LORA | {"lora_targets": "attention", "activation_checkpointing": "selective"}),
+    ("sdxl", LORA | ATTENTION | {"quantization": "nf4", "activation_checkpointing": "full"}),
+    ("sd3", LORA | {"activation_checkpointing": "selective"}),
     ("flux", LORA | {"optimizer": "adafactor", "activation_checkpointing": "full"}),
     ("qwen", {"precision": "bf16-mixed", "micro_batch_size": 2}),
     ("wan", LORA | {"quantization": "nf4", "optimizer": "sgd", "precision": "bf16-mixed"}),

@@ -94,8 +94,6 @@ def test_one_device_is_traced_as_it_is() -> None:
 CASES: dict[str, dict[str, Any]] = {
     "fsdp": FSDP | {"micro_batch_size": 2},
     "kept": FSDP | {"micro_batch_size": 4, "reshard_after_forward": False},
-    "between": FSDP
-    | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
     "ddp": {"data_parallel": "ddp", "micro_batch_size": 2},
     "chunked": FSDP | {"micro_batch_size": 2, "loss": "chunked"},
     "tensor": FSDP | {"tensor_parallel": 2, "micro_batch_size": 4},

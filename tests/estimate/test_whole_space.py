@@ -95,7 +95,7 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     """On an H200 the constants of NF4 were 390 MiB of an 8B model."""
     workload = llama_workload(1, 16, num_hidden_layers=4, hidden_size=512, intermediate_size=1024)
     lora = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
-    formats = ("none", "nf4", "nf4-dq", "int8")
+    formats = ("nf4", "nf4-dq", "int8")
     changes = [
         {**lora, "quantization": value, "parameter_offload": where}
         for value in formats
@@ -114,14 +114,14 @@ def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() ->
     whole = {"precision": "bf16", "optimizer_in_backward": True, "activation_checkpointing": "full"}
     changes = [
         {**whole, "optimizer": optimizer, "parameter_offload": where}
-        for optimizer in ("sgd", "adamw")
+        for optimizer in ("adamw",)
         for where in ("none", "cpu")
     ]
     in_8_bits = {**whole, "optimizer": "adamw-8bit", "parameter_offload": "cpu"}
-    predicted = _predicted_both_ways(workload, [*changes, in_8_bits])[:4]
+    predicted = _predicted_both_ways(workload, [*changes, in_8_bits])[:2]
     nbytes = np.array([each.allocated_bytes for each in predicted], float)
     block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
-    assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(2, 5.0 * block), rel=0.02)
+    assert nbytes[::2] - nbytes[1::2] == pytest.approx(np.full(1, 5.0 * block), rel=0.02)
 
 
 def _predicted_both_ways(workload: Workload, changes: list[dict[str, Any]]) -> list[Estimate]:
@@ -187,7 +187,7 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
     workload = replace(llama_workload(4, 64, **sizes), traits=None)
     changes = [
         {"precision": "bf16", "activation_checkpointing": again, "micro_batch_size": size, **where}
-        for again, size in (("full", 4), ("full", 1), ("none", 1))
+        for again, size in (("full", 4), ("none", 1))
         for where in (
             {"optimizer_offload": "cpu"},
             {"optimizer_offload": "cpu", "parameter_offload": "cpu"},
@@ -198,7 +198,6 @@ def test_weights_that_the_host_updates_leave_it_with_two_blocks_and_three_of_gra
     # Where gradients are added, eight blocks of weights and gradients become two and three.
     kept = [each.breakdown["parameters"] + each.breakdown["gradients"] for each in full]
     assert (kept[2] - kept[3]) / block == pytest.approx(11.0, abs=0.1)
-    assert (kept[4] - kept[5]) / block == pytest.approx(11.0, abs=0.1)
     reserved = [each.reserved_bytes / each.allocated_bytes for each in full]
     assert max(reserved[1::2]) < 1.25  # earlier gradients are never all on the device
 
@@ -230,15 +229,11 @@ LORA: dict[str, Any] = {
 }
 FAR: dict[str, dict[str, Any]] = {
     "offloaded": {"micro_batch_size": 8, "activation_offload": "cpu"},
-    "offloaded, mixed": {
-        "micro_batch_size": 8,
-        "activation_offload": "cpu",
-        "precision": "bf16-mixed",
-    },
     "offloaded, full": {
         "micro_batch_size": 32,
         "activation_offload": "cpu",
         "activation_checkpointing": "full",
+        "precision": "bf16-mixed",
     },
     "offloaded, selective": {
         "micro_batch_size": 8,
@@ -255,11 +250,6 @@ FAR: dict[str, dict[str, Any]] = {
         "micro_batch_size": 8,
         "activation_checkpointing": "full:2+selective",
     },
-    "offloaded, some blocks": {
-        "micro_batch_size": 8,
-        "activation_offload": "cpu",
-        "activation_checkpointing": "full:2",
-    },
     "some blocks, adapters": {
         **LORA,
         "activation_offload": "none",
@@ -271,12 +261,6 @@ FAR: dict[str, dict[str, Any]] = {
     "offloaded, chunked": {**LORA, "micro_batch_size": 4, "loss": "chunked"},
     "optimizer": {"micro_batch_size": 4, "optimizer_offload": "cpu"},
     "1 sample, chunked": {"micro_batch_size": 1, "loss": "chunked"},
-    "2 samples, chunked": {
-        **LORA,
-        "activation_offload": "none",
-        "micro_batch_size": 2,
-        "loss": "chunked",
-    },
     "32 samples, chunked": {
         "micro_batch_size": 32,
         "loss": "chunked",

@@ -56,6 +56,8 @@ ALIKE = {  # optimizers of one library, for the same weights; formats of one kin
     **dict.fromkeys(("adamw-sr", "adamw-8bit-sr"), "torchao, rounded"),
     **dict.fromkeys(("nf4", "nf4-dq"), "4 bits"),
 }
+# What a compiled block takes as it comes, or what is done after it: whether it is off counts beside `compile`.
+BESIDE_GRAPHS = ("optimizer", "lora_rank", "lora_alpha", "lora_dropout", "micro_batch_size")
 NUMBERS = ("lora_rslora", "lora_plus")  # knobs that multiply by another number
 Knobs = dict[str, Value]
 Pair = tuple[tuple[str, Value], tuple[str, Value]]
@@ -78,10 +80,16 @@ def all_values() -> dict[str, list[Value]]:
 
 def pair_of(one: tuple[str, Value], other: tuple[str, Value]) -> Pair:
     """What counts as covered: compiled or not, under a budget or not; the kind of optimizer and of weights."""
+    compiled = any(
+        value != COMPILE.off if knob == COMPILE.name else str(value).startswith("budget-")
+        for knob, value in (one, other)
+    )
 
     def counted(knob: str, value: Value) -> Value:
         if knob == COMPILE.name:
             return value != COMPILE.off
+        if compiled and knob in BESIDE_GRAPHS:
+            return value != technique_named(knob).off
         return "budget" if str(value).startswith("budget-") else ALIKE.get(str(value), value)
 
     return (one[0], counted(*one)), (other[0], counted(*other))

@@ -1,5 +1,6 @@
 """Sessions of several ranks: checkpoints that any number of them reads, what is saved, evaluated and interrupted."""
 
+import functools
 import os
 import shutil
 import signal
@@ -34,7 +35,8 @@ LR = 1e-2
 FSDP = {"data_parallel": "fsdp", "micro_batch_size": 2}
 DDP = {"data_parallel": "ddp", "micro_batch_size": 2}
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 2}
-WORLDS = {"fsdp": (1, 2, 3, 4), "ddp": (1, 2), "pipeline": (1, 2, 4)}
+# As many as before are those of a killed rank and of a damaged part.
+WORLDS = {"fsdp": (1, 3), "ddp": (1,), "pipeline": (1, 4)}
 Answer = tuple[list[float], list[float], list[str]]
 
 
@@ -204,16 +206,25 @@ def test_what_is_saved_is_what_one_device_saves(
     assert len(lines) == STEPS, "one rank writes them"
 
 
-@pytest.mark.parametrize(("world", "knobs"), [(2, FSDP), (3, FSDP), (2, PIPELINE)])
-def test_evaluations_are_those_of_one_device(world: int, knobs: dict[str, Any]) -> None:
-    options = (None, STEPS, ignored, True)
-    ((_, expected, _),) = on_ranks(1, session, {"micro_batch_size": 2}, *options)
-    for _, found, _ in on_ranks(world, session, knobs, *options):
-        assert found == pytest.approx(expected, abs=LOSS)
-
-
 def ignored(_: StepReport) -> None:
     """Listens to nothing."""
+
+
+EVALUATING = (None, STEPS, ignored, True)
+
+
+@functools.cache
+def evaluated_alone() -> list[float]:
+    """The evaluations of one device."""
+    ((_, expected, _),) = on_ranks(1, session, {"micro_batch_size": 2}, *EVALUATING)
+    return expected
+
+
+@pytest.mark.parametrize(("world", "knobs"), [(3, FSDP), (2, PIPELINE)])
+def test_evaluations_are_those_of_one_device(world: int, knobs: dict[str, Any]) -> None:
+    expected = evaluated_alone()
+    for _, found, _ in on_ranks(world, session, knobs, *EVALUATING):
+        assert found == pytest.approx(expected, abs=LOSS)
 
 
 def interrupted(report: StepReport) -> None:

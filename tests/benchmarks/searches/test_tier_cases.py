@@ -20,7 +20,7 @@ from benchmarks.replay_samplers import ALL, Problem, Replay, handed_out, replay
 RANKING = ranking_for(SearchOptions())
 NOISE = 0.05  # of the median of a config's few probes
 CLOSE = (1 + RANKING.tolerance) * (1 + NOISE)
-SEEDS = range(3)
+SEEDS = range(2)
 # The models that are a case in one budget, which is their last one.
 CASES = [name for name, model in TIER_MODELS.items() if model.budget_gib]
 
