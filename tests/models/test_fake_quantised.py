@@ -55,7 +55,6 @@ def test_tied_weights_stay_tied_without_weights() -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"precision": "bf16-mixed"},
         {"precision": "bf16", "micro_batch_size": 2},
         {"precision": "bf16-mixed", "activation_checkpointing": "full"},
     ],

@@ -1,5 +1,6 @@
 """Output layers that tools put in the place of a model's own: what they compute, train and hold."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -61,14 +62,23 @@ OF_TEXTS = [
 OF_IMAGES = [{**EMBEDDED, "sees": True}, CLASSES, RANKED, REWARDED, {**REWARDED, "head": "values"}]
 
 
-@pytest.mark.parametrize("fields", [*OF_TEXTS, *({**each, "config": LLAVA} for each in OF_IMAGES)])
+ADAPTERS: dict[str, Any] = {**LORA, "activation_checkpointing": "full", "micro_batch_size": 2}
+
+
+# Each head once beside all weights or beside adapters, in turn; one of texts and one of images beside both.
 @pytest.mark.parametrize(
-    "knobs",
-    [{}, {**LORA, "activation_checkpointing": "full", "micro_batch_size": 2}],
-    ids=["whole", "adapters"],
+    ("fields", "knobs"),
+    [
+        *zip(OF_TEXTS, itertools.cycle([{}, ADAPTERS]), strict=False),
+        *zip(OF_IMAGES, itertools.cycle([ADAPTERS, {}]), strict=False),
+        (BY_VALUES, ADAPTERS),
+        (CLASSES, ADAPTERS),
+    ],
+    ids=str,
 )
 def test_a_trace_takes_what_a_step_takes(fields: dict[str, Any], knobs: dict[str, Any]) -> None:
-    made = workload_of(**fields)
+    pictures = {"config": LLAVA} if fields.get("sees") else {}
+    made = workload_of(**{**fields, **pictures})
     assert peak(traced(made, **knobs)) == tracked(made, knobs)
 
 

@@ -148,7 +148,7 @@ def test_single_changes_are_of_one_knob_and_what_follows_from_it(
 
 def test_single_changes_are_told_as_they_were_measured(formula: Any, searched: Searched) -> None:
     problem = formula(5, share=0.5)
-    evidence = searched(problem, trials=60)
+    evidence = searched(problem, trials=25)
     by_config = {each.config: each for each in evidence.measurements}
     told = around(evidence).alternatives
     assert any(each.measured for each in told)
