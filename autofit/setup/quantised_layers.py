@@ -56,7 +56,11 @@ def quantise(setup: Setup, model: nn.Module, value: str, knob: str) -> None:
     Raises:
         RefusedError: where it has no frozen linear layer.
     """
+    import bitsandbytes
+
     _replace(setup, model, value, knob, _store_int8 if value == "int8" else _store_nf4)
+    if value == "int8":
+        _multiply_rows(setup, bitsandbytes.matmul)
 
 
 def quantise_fake(setup: Setup, model: nn.Module, value: str, knob: str) -> None:
@@ -70,8 +74,9 @@ def quantise_fake(setup: Setup, model: nn.Module, value: str, knob: str) -> None
     # they would be fake.
     quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
     setup.patch(bitsandbytes.nn.modules, "fix_4bit_weight_quant_state_from_module", _give_state)
-    if value == "int8" and setup.hardware.device == "cuda":
-        _multiply_as_on_cuda(setup)
+    if value == "int8":
+        is_cuda = setup.hardware.device == "cuda"
+        _multiply_rows(setup, _as_on_cuda if is_cuda else bitsandbytes.matmul)
 
 
 def _replace(setup: Setup, model: nn.Module, value: str, knob: str, store: Store) -> None:
@@ -241,22 +246,27 @@ def _store_fake_int8(layer: Any, values: torch.Tensor) -> nn.Parameter:
     return weight  # type: ignore[no-any-return]
 
 
-def _multiply_as_on_cuda(setup: Setup) -> None:
-    """bitsandbytes dispatches on the device of its inputs; on fake tensors, which are on a CPU, it
-    would dequantise."""
+def _multiply_rows(setup: Setup, multiply: Callable[..., torch.Tensor]) -> None:
+    """Have int8 layers give inputs of more than three dimensions as rows: bitsandbytes' product on
+    a card knows matrices and batches of them alone."""
     import bitsandbytes
-    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
 
-    def product(
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        state: MatmulLtState,
-    ) -> torch.Tensor:
-        return MatMul8bitLt.apply(inputs, weight, None, bias, state)  # type: ignore[no-any-return]
+    def product(inputs: torch.Tensor, weight: torch.Tensor, **rest: Any) -> torch.Tensor:
+        if inputs.dim() <= 3:
+            return multiply(inputs, weight, **rest)
+
+        rows = multiply(inputs.flatten(0, -2), weight, **rest)
+        return rows.unflatten(0, inputs.shape[:-1])  # type: ignore[no-any-return]
 
     setup.patch(bitsandbytes, "matmul", product)
+
+
+def _as_on_cuda(inputs: torch.Tensor, weight: Any, *, bias: Any, state: Any) -> torch.Tensor:
+    """bitsandbytes' product dispatches on the device of its inputs; on fake tensors, which are on a
+    CPU, it would dequantise."""
+    from bitsandbytes.autograd._functions import MatMul8bitLt
+
+    return MatMul8bitLt.apply(inputs, weight, None, bias, state)  # type: ignore[no-any-return]
 
 
 def is_quantised(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForCondition
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Traits, Workload
+from autofit.estimate.trace import trace
 from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup.quantised_layers import dequantised
@@ -22,7 +23,7 @@ from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.step import train_step
 from tests import tiny
-from tests.estimate.traced import peak, traced, tracked
+from tests.estimate.traced import AMPERE, peak, traced, tracked
 from tests.techniques.contract import Effect, living
 
 QUANTIZATION = technique_named("quantization")
@@ -236,6 +237,34 @@ def test_what_it_minds() -> None:
         lora_rank=8
     )
     assert "no frozen linear layer" in QUANTIZATION.refuse(config, workload, tiny.CPU)
+
+
+class Heads(nn.Module):
+    """Whose first layer is given its inputs head by head, as latent attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(16, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        of_heads = self.first(inputs.unflatten(-1, (2, 8)))  # [samples, tokens, heads, 8]
+        return self.second(of_heads.flatten(-2)).pow(2).mean()
+
+
+def test_int8_multiplies_inputs_of_four_dimensions() -> None:
+    """Which bitsandbytes' product on a card refuses; followed as on one, and run on the CPU."""
+    batch = lambda samples: torch.ones(samples, 3, 16)  # noqa: E731
+    workload = Workload(Heads, batch, effective_batch_size=2)
+    knobs = {"quantization": "int8", "lora_rank": 4}
+    assert trace(workload, knobs, AMPERE).events
+
+    setup = build(workload, knobs, tiny.CPU)
+    shapes = [
+        layer(torch.ones(2, 3, 2, 8)).shape for layer in list(quantised(setup.model).values())[:1]
+    ]
+    assert shapes == [(2, 3, 2, 8)]
+    setup.close()
 
 
 def test_random_weights_have_no_outliers_in_int8_and_ones_own_may() -> None:
