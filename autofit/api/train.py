@@ -12,6 +12,7 @@ import transformers
 
 from autofit.api.file_reader import FileReader, blaming
 from autofit.api.fit import Trained, fit
+from autofit.api.saved_place import place_of
 from autofit.api.train_pictures import train_pictures
 from autofit.core.config import Config
 from autofit.core.errors import InputError, OutOfMemoryError
@@ -158,15 +159,13 @@ def train(
     if TASKS[workload.task].pools_texts:  # decoders do so by the last token before the padding
         config.get_text_config().pad_token_id = reader.tokenizer.pad_token_id or 0
 
-    device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-    budget = "mem" if device == "cpu" else "gpu_mem"
-    training[budget] = saved.hardware.get("budget_gib") or None
+    where = place_of(saved)
     if reader.processing is not None:
         training.setdefault("peek", _PEEK)
 
     step_trace = None
     if memory_snapshot and output:
-        step_trace = StepTrace(output, device)
+        step_trace = StepTrace(output, where["device"])
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
         if recorder:
             callbacks = (*callbacks, recorder)
@@ -183,8 +182,8 @@ def train(
                 callbacks=callbacks,
                 listener=listener,
                 progress=progress,
-                device=device,
                 **training,
+                **where,
             )
         except OutOfMemoryError as error:
             if isinstance(result, Path):

@@ -10,6 +10,7 @@ import torch
 
 from autofit.api.file_reader import blaming
 from autofit.api.fit import Trained, fit
+from autofit.api.saved_place import place_of
 from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_readable, digest
@@ -62,9 +63,6 @@ def train_pictures(
 
     torch.manual_seed(seed)
     trained_model = model() if weights is None else _load(model, weights)
-    device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-    budget = "mem" if device == "cpu" else "gpu_mem"
-    training[budget] = saved.hardware.get("budget_gib") or None
     trained = fit(
         trained_model,
         loader,
@@ -74,8 +72,8 @@ def train_pictures(
         seed=seed,
         output_dir=output,
         listener=listener,
-        device=device,
         **training,
+        **place_of(saved),
     )
 
     place = given_place()

@@ -1,7 +1,7 @@
 """Denoisers: how each class of diffusers is asked for a prediction, and what it is told besides
 latents.
 
-A new one is a function that asks it, one that says what it is told, and its line in DENOISERS.
+A new one is its line in DENOISERS, and what it is asked or told otherwise than those that are there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ Shapes = dict[str, tuple[int, ...]]
 Ask = Callable[[Any, "torch.Tensor", "torch.Tensor", Mapping[str, Any]], "torch.Tensor"]
 
 _TIME_IDS = 6  # of SDXL: height and width as they were, of the crop, and as they are
+# of transformers, as their arguments and batches call them
+_CONDITIONS = (
+    "encoder_hidden_states",
+    "encoder_hidden_states_mask",
+    "pooled_projections",
+    "guidance",
+)
 _PATCH = 2  # latents on the side of a token, where a pipeline packs them
 
 
@@ -70,23 +77,15 @@ def _unet_conditions(config: Config, tokens: int) -> Shapes:
     return shapes
 
 
-def _ask_sd3(
+def _ask_transformer(
     model: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Mapping[str, Any]
 ) -> Any:
     return model(
         hidden_states=noisy,
         timestep=timesteps,
-        encoder_hidden_states=batch["encoder_hidden_states"],
-        pooled_projections=batch["pooled_projections"],
         return_dict=False,
+        **_given(batch),
     )[0]
-
-
-def _sd3_conditions(config: Config, tokens: int) -> Shapes:
-    return {
-        "encoder_hidden_states": (tokens, config["joint_attention_dim"]),
-        "pooled_projections": (config["pooled_projection_dim"],),
-    }
 
 
 def _ask_flux(
@@ -94,71 +93,55 @@ def _ask_flux(
 ) -> Any:
     import torch
 
-    prompts = batch["encoder_hidden_states"]
     rows, columns = (side // _PATCH for side in noisy.shape[-2:])
     places = torch.zeros(rows, columns, 3, device=noisy.device, dtype=noisy.dtype)
     places[..., 1] += torch.arange(rows, device=noisy.device)[:, None]
     places[..., 2] += torch.arange(columns, device=noisy.device)[None]
 
-    predicted = model(
-        hidden_states=pack(noisy),
-        timestep=timesteps / TRAIN_STEPS,
-        guidance=batch.get("guidance"),
-        pooled_projections=batch["pooled_projections"],
-        encoder_hidden_states=prompts,
-        txt_ids=places.new_zeros(prompts.shape[1], 3),
-        img_ids=places.flatten(0, 1),
-        return_dict=False,
-    )[0]
-    return unpack(predicted, noisy)
-
-
-def _flux_conditions(config: Config, tokens: int) -> Shapes:
-    shapes: Shapes = {
-        "encoder_hidden_states": (tokens, config["joint_attention_dim"]),
-        "pooled_projections": (config["pooled_projection_dim"],),
-    }
-    if config.get("guidance_embeds"):
-        shapes["guidance"] = ()
-    return shapes
+    prompt_tokens = batch["encoder_hidden_states"].shape[1]
+    of_tokens = {"txt_ids": places.new_zeros(prompt_tokens, 3), "img_ids": places.flatten(0, 1)}
+    return _ask_packed(model, noisy, timesteps, batch, of_tokens)
 
 
 def _ask_qwen(
     model: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Mapping[str, Any]
 ) -> Any:
     rows, columns = (side // _PATCH for side in noisy.shape[-2:])
+    of_tokens = {"img_shapes": [[(1, rows, columns)]] * len(noisy)}
+    return _ask_packed(model, noisy, timesteps, batch, of_tokens)
+
+
+def _ask_packed(
+    model: Any,
+    noisy: torch.Tensor,
+    timesteps: torch.Tensor,
+    batch: Mapping[str, Any],
+    of_tokens: Mapping[str, Any],
+) -> torch.Tensor:
+    """Ask a model of packed latents, which is told where its tokens are."""
     predicted = model(
         hidden_states=pack(noisy),
         timestep=timesteps / TRAIN_STEPS,
-        guidance=batch.get("guidance"),
-        encoder_hidden_states=batch["encoder_hidden_states"],
-        encoder_hidden_states_mask=batch.get("encoder_hidden_states_mask"),
-        img_shapes=[[(1, rows, columns)]] * len(noisy),
         return_dict=False,
+        **_given(batch),
+        **of_tokens,
     )[0]
     return unpack(predicted, noisy)
 
 
-def _qwen_conditions(config: Config, tokens: int) -> Shapes:
-    shapes: Shapes = {"encoder_hidden_states": (tokens, config["joint_attention_dim"])}
+def _given(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions of a batch, by the names of a transformer's arguments."""
+    return {name: batch[name] for name in _CONDITIONS if name in batch}
+
+
+def _transformer_conditions(config: Config, tokens: int) -> Shapes:
+    width = config["text_dim" if "text_dim" in config else "joint_attention_dim"]
+    shapes: Shapes = {"encoder_hidden_states": (tokens, width)}
+    if "pooled_projection_dim" in config:
+        shapes["pooled_projections"] = (config["pooled_projection_dim"],)
     if config.get("guidance_embeds"):
         shapes["guidance"] = ()
     return shapes
-
-
-def _ask_wan(
-    model: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Mapping[str, Any]
-) -> Any:
-    return model(
-        hidden_states=noisy,
-        timestep=timesteps,
-        encoder_hidden_states=batch["encoder_hidden_states"],
-        return_dict=False,
-    )[0]
-
-
-def _wan_conditions(config: Config, tokens: int) -> Shapes:
-    return {"encoder_hidden_states": (tokens, config["text_dim"])}
 
 
 def _in_channels(config: Config) -> int:
@@ -188,14 +171,16 @@ def unpack(tokens: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
 DENOISERS = {
     "UNet2DConditionModel": Denoiser(_ask_unet, _unet_conditions, _in_channels, 77, patch=1),
     # CLIP's tokens, and those of T5 as the pipeline pads them
-    "SD3Transformer2DModel": Denoiser(_ask_sd3, _sd3_conditions, _in_channels, 77 + 256, patch=2),
+    "SD3Transformer2DModel": Denoiser(
+        _ask_transformer, _transformer_conditions, _in_channels, 77 + 256, patch=2
+    ),
     "FluxTransformer2DModel": Denoiser(
-        _ask_flux, _flux_conditions, _channels_of_packed, 512, patch=_PATCH
+        _ask_flux, _transformer_conditions, _channels_of_packed, 512, patch=_PATCH
     ),
     "QwenImageTransformer2DModel": Denoiser(
-        _ask_qwen, _qwen_conditions, _channels_of_packed, 512, patch=_PATCH
+        _ask_qwen, _transformer_conditions, _channels_of_packed, 512, patch=_PATCH
     ),
     "WanTransformer3DModel": Denoiser(
-        _ask_wan, _wan_conditions, _in_channels, 512, patch=2, has_frames=True
+        _ask_transformer, _transformer_conditions, _in_channels, 512, patch=2, has_frames=True
     ),
 }
