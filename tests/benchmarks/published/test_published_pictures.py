@@ -18,12 +18,16 @@ def test_a_row_is_predicted(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = write_pipeline(tmp_path / "flux", "flux")
+    kind = "flux" if row["model"].startswith("flux") else "sd"
+    folder = write_pipeline(tmp_path / kind, kind)
     small = row | {"model": str(folder), "resolution": "64x96", "prompt_tokens": "8"}
     low, high = published_pictures.predicted_gb(small)
     assert 0 < low < high < float(row["gb"])
 
     monkeypatch.setattr(published_pictures, "rows", lambda _: [row])
     monkeypatch.setattr(published_pictures, "predicted_gb", lambda _: (8.0, 10.0))
-    published_pictures.main()
-    assert f"| {row['id']} | 8.0 to 10.0 | {row['gb']} |" in capsys.readouterr().out
+    kept = tmp_path / "table.md"
+    published_pictures.main(["--output", str(kept)])
+    shown = capsys.readouterr().out
+    assert f"| {row['id']} | {row['source']} | 8.0 to 10.0 | {row['gb']} |" in shown
+    assert kept.read_text(encoding="utf-8").endswith(shown)
