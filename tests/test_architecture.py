@@ -1,6 +1,7 @@
 """The house: who imports whom, what stays light, how long a file may be."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -82,7 +83,10 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
             )
 
 
-SOURCES = [Source(path) for path in FILES]
+@functools.cache
+def sources() -> list[Source]:
+    """All of them; not when tests are collected, which each of several processes does."""
+    return [Source(path) for path in FILES]
 
 
 def reachable(name: str) -> set[str]:
@@ -104,7 +108,7 @@ def none_of(violations: Iterable[str]) -> None:
 def test_imports_run_downwards_only() -> None:
     none_of(
         f"{source.name}:{node.lineno} imports {name}"
-        for source in SOURCES
+        for source in sources()
         for name, node in source.imports
         if name.startswith("autofit.")
         and name.split(".")[1]
@@ -113,7 +117,7 @@ def test_imports_run_downwards_only() -> None:
 
 
 def test_every_room_has_its_directions() -> None:
-    assert {source.room for source in SOURCES} == ALLOWED.keys()
+    assert {source.room for source in sources()} == ALLOWED.keys()
 
 
 def test_stored_measurements_are_of_all_the_code_that_measures() -> None:
@@ -129,7 +133,7 @@ def test_rooms_have_no_circles() -> None:
 def test_files_of_a_room_have_no_circles() -> None:
     graph = {
         source.module: {name for name, _ in source.imports} & MODULES - {source.module}
-        for source in SOURCES
+        for source in sources()
         if source.module
         != "autofit"  # its imports are for type checkers; at run time names are resolved lazily
     }
@@ -137,7 +141,7 @@ def test_files_of_a_room_have_no_circles() -> None:
 
 
 def test_own_modules_are_imported_at_the_top_and_heavy_ones_where_applied() -> None:
-    for source in SOURCES:
+    for source in sources():
         if source.module == "autofit":
             continue
         none_of(
@@ -151,7 +155,7 @@ def test_own_modules_are_imported_at_the_top_and_heavy_ones_where_applied() -> N
 def test_torch_and_optuna_stay_in_their_rooms() -> None:
     none_of(
         f"{source.name}:{node.lineno} imports {package}"
-        for source in SOURCES
+        for source in sources()
         for package, node in source.imported_packages()
         if (package in ("torch", "transformers") and source.room in NO_TORCH)
         or (package == "optuna" and source.room != "search")
@@ -161,7 +165,7 @@ def test_torch_and_optuna_stay_in_their_rooms() -> None:
 def test_every_console_is_one_that_shows_no_control_characters() -> None:
     none_of(
         f"{source.name}:{node.lineno} makes a Console; a Terminal is safe for texts of others"
-        for source in SOURCES
+        for source in sources()
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -172,7 +176,7 @@ def test_every_console_is_one_that_shows_no_control_characters() -> None:
 def test_files_are_short_and_open_with_a_docstring() -> None:
     none_of(
         f"{source.name}: {wrong}"
-        for source in SOURCES
+        for source in sources()
         for wrong, holds in {
             f"has {source.text.count(chr(10))} lines, of at most {MOST_LINES}": source.text.count(
                 "\n"
@@ -187,7 +191,7 @@ def test_files_are_short_and_open_with_a_docstring() -> None:
 
 
 def test_every_technique_is_one_file_of_its_name() -> None:
-    for source in SOURCES:
+    for source in sources():
         if source.room == "techniques" and source.path.stem != "__init__":
             none_of(
                 f"{source.name}:{node.lineno} imports another technique"
@@ -204,7 +208,7 @@ def test_few_places_know_a_knob_by_name() -> None:
     knobs = {path.stem for path in (PACKAGE / "techniques").glob("*.py")}
     places = [
         f"{source.name}:{node.lineno} {node.value}"
-        for source in SOURCES
+        for source in sources()
         if source.room not in ("techniques", "export")
         and not source.module.startswith("autofit.core.knobs.")
         for node in ast.walk(source.tree)
@@ -214,12 +218,12 @@ def test_few_places_know_a_knob_by_name() -> None:
 
 
 def test_every_task_is_one_file_of_its_name() -> None:
-    files = [source for source in SOURCES if source.module.startswith("autofit.core.tasks.")]
+    files = [source for source in sources() if source.module.startswith("autofit.core.tasks.")]
     own = {source.path.stem.replace("_", "-"): source for source in files}
     assert own.keys() == TASKS.keys()
     none_of(
         f"{source.name}:{node.lineno} names {node.value}; ask the task what is to be known of it"
-        for source in SOURCES
+        for source in sources()
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Constant)
         and node.value in TASK_NAMES
@@ -230,7 +234,7 @@ def test_every_task_is_one_file_of_its_name() -> None:
 def test_the_house_has_no_shed() -> None:
     forbidden = ("util", "helper", "common", "base", "manager", "handler")
     none_of(
-        source.name for source in SOURCES if any(word in source.path.stem for word in forbidden)
+        source.name for source in sources() if any(word in source.path.stem for word in forbidden)
     )
 
 

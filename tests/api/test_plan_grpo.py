@@ -14,6 +14,10 @@ from autofit.core.hardware import GIB
 SIZES: dict[str, Any] = {"prompt_len": 32, "completion_len": 64, "effective_batch": 8}
 
 
+# One config, where a test is not about which one is chosen.
+CHOSEN: dict[str, Any] = {"micro_batch_size": 2, "activation_checkpointing": "full"}
+
+
 def plan(**changed: Any) -> Plan:
     card = {} if "gpu_mem" in changed else {"gpu": "rtx-4090"}
     return autofit.plan_grpo("tiny-llama", **{**SIZES, **card, **changed})
@@ -88,14 +92,14 @@ def test_where_nothing_fits_that_is_said() -> None:
 
 
 def test_what_is_given_is_not_chosen() -> None:
-    found = plan(set={"micro_batch_size": 2, "activation_checkpointing": "full"})
+    found = plan(set=CHOSEN)
     config = found.prediction.estimate.config
     assert (config.micro_batch_size, config.activation_checkpointing) == (2, "full")
     assert found.recommended["steps_per_generation"] == 4
 
 
 def test_a_server_leaves_the_card_to_the_training() -> None:
-    found = plan(vllm="server", vllm_tensor_parallel=2)
+    found = plan(vllm="server", vllm_tensor_parallel=2, set=CHOSEN)
     assert found.levels == ()
     assert found.recommended["vllm_mode"] == "server"
     assert "vllm_gpu_memory_utilization" not in found.recommended
@@ -104,8 +108,8 @@ def test_a_server_leaves_the_card_to_the_training() -> None:
 
 def test_without_vllm_the_cache_is_in_the_models_own_format() -> None:
     """And transformers generates on a CPU, too."""
-    half = plan(vllm="none")
-    full = plan(gpu=None, device="cpu", mem=2, vllm="none", set={"precision": "fp32"})
+    half = plan(vllm="none", set=CHOSEN)
+    full = plan(gpu=None, device="cpu", mem=2, vllm="none", set={**CHOSEN, "precision": "fp32"})
     assert full.fits
     for found in (half, full):
         assert found.recommended["use_vllm"] is False
@@ -114,8 +118,8 @@ def test_without_vllm_the_cache_is_in_the_models_own_format() -> None:
 
 
 def test_a_reference_is_held_where_it_is_asked(whole: Plan) -> None:
-    asked = plan(beta=0.04, set={"precision": "bf16"})
-    alone = plan(set={"precision": "bf16"})
+    asked = plan(beta=0.04, set={**CHOSEN, "precision": "bf16"})
+    alone = plan(set={**CHOSEN, "precision": "bf16"})
     assert asked.prediction.estimate.config.reference == "resident"
     more = asked.at_rest - alone.at_rest
     assert more == pytest.approx(asked.generator.weights, rel=0.05)
@@ -123,7 +127,7 @@ def test_a_reference_is_held_where_it_is_asked(whole: Plan) -> None:
 
 
 def test_two_devices_generate_half_each() -> None:
-    found = plan(devices=2)
+    found = plan(devices=2, set=CHOSEN)
     assert found.prediction.estimate.config.data_parallel == "fsdp"
     assert found.generator.sequences == 4
     assert found.prediction.estimate.high < 24 * GIB
