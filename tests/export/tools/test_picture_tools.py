@@ -179,6 +179,7 @@ def test_onetrainer() -> None:
     assert keys["optimizer"]["optimizer"] == "ADAMW_8BIT"
     assert keys["lora_weight_dtype"] == "BFLOAT_16"
     assert keys["text_encoder_2"] == {"train": False}
+    assert keys["concepts"] == [{"name": "pictures", "path": "path/to/pictures"}]
     high = write(tool_named("onetrainer"), of_family(SD_35, **LORA))
     assert json.loads(high.text)["resolution"] == "1024x768"
     named = write(tool_named("onetrainer"), of_family(SDXL, **LORA | {"lora_targets": "to_q+to_k"}))
