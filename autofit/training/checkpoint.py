@@ -172,19 +172,7 @@ def frozen_digest(setup: Setup) -> str:
     It is of the state dict, which includes weights that rest on the host. Quantised weights are
     left out: their bits depend on the device that rounded them.
     """
-    frozen = set()
-    for name, parameter in setup.model.named_parameters():
-        if not parameter.requires_grad:
-            frozen.add(name)
-
-    some: dict[str, bytes] = {}
-    for name, tensor in setup.model.state_dict().items():
-        is_plain = tensor.is_floating_point() and tensor.itemsize > 1
-        if name in frozen and is_plain and tensor.numel():
-            stride = -(-tensor.numel() // _SAMPLES)
-            values = whole(tensor.detach()).reshape(-1)[::stride]
-            some[name] = bytes_of(values)
-
+    some = {name: sample_of(weight) for name, weight in sampled_weights(setup)}
     if setup.part is not None:  # as one device goes through all stages
         of_all = setup.ranks.joined(some)
         some = {name: of_all[name] for name in setup.part.names if name in of_all}
@@ -194,6 +182,25 @@ def frozen_digest(setup: Setup) -> str:
         digest.update(name.encode() + values_of_one)
 
     return digest.hexdigest()[:16]
+
+
+def sampled_weights(setup: Setup) -> Iterator[tuple[str, torch.Tensor]]:
+    """The frozen weights that a digest takes values of, by their names."""
+    frozen = set()
+    for name, parameter in setup.model.named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+
+    for name, tensor in setup.model.state_dict().items():
+        is_plain = tensor.is_floating_point() and tensor.itemsize > 1
+        if name in frozen and is_plain and tensor.numel():
+            yield name, tensor
+
+
+def sample_of(weight: torch.Tensor) -> bytes:
+    """Some values of a weight."""
+    stride = -(-weight.numel() // _SAMPLES)
+    return bytes_of(whole(weight.detach()).reshape(-1)[::stride])
 
 
 def _storage_bytes(value: Any) -> int:
