@@ -141,10 +141,14 @@ def _optimizer(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    """Layers by parts of their names; all where no names are told."""
+    """Layers by parts of their names; all where no names are told, convolutions among them."""
     value = str(request.config.lora_targets or "all-linear")
     if value in ("all-linear", "all-linear+head"):
-        return ToolKeys({"layer_filter": ""}, as_measured=True)
+        keys = {"layer_filter": ""}
+        if _part(request.source) == "transformer":
+            return ToolKeys(keys, as_measured=True)
+        instead = f"{TITLE} puts adapters beside a UNet's convolutions, too"
+        return request.keys("lora_targets", keys, instead, may_not_fit=True)
     if value == "attention":
         return ToolKeys({"layer_filter": "attn"})
     return ToolKeys({"layer_filter": ",".join(value.split("+"))})

@@ -182,6 +182,7 @@ def test_onetrainer() -> None:
     assert keys["concepts"] == [{"name": "pictures", "path": "path/to/pictures"}]
     high = write(tool_named("onetrainer"), of_family(SD_35, **LORA))
     assert json.loads(high.text)["resolution"] == "1024x768"
+    assert departures(write(tool_named("onetrainer"), of_family(SDXL, **LORA)))["lora_targets"]
     named = write(tool_named("onetrainer"), of_family(SDXL, **LORA | {"lora_targets": "to_q+to_k"}))
     assert json.loads(named.text)["layer_filter"] == "to_q,to_k"
 
