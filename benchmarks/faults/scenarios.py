@@ -332,6 +332,13 @@ class Ranks(Training):
         return [each for each in super().possible() if each not in (("hang", 1), ("stop", 1))]
 
 
+class Stages(Ranks):
+    """The same on two stages of a pipeline."""
+
+    name = "stages"
+    config = MappingProxyType({"pipeline_parallel": 2})
+
+
 def hostile(canary: Path, rng: random.Random) -> bytes:
     """What would touch the canary if it were run: a pickle, YAML with a tag of Python's, a saved tensor."""
     command = f"touch {canary}"
@@ -532,6 +539,6 @@ class Pipelines(Training):
 
 
 SCENARIOS: tuple[type[Scenario], ...] = (
-    *(Search, Gang, Training, Ranks, Files),
+    *(Search, Gang, Training, Ranks, Stages, Files),
     *(Data, Searches, Trainings, Pipelines),
 )
