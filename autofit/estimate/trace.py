@@ -277,6 +277,8 @@ def trace_skeleton(
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
+        # Blocks that a config compiles run as they are: the compiler would look into our modes.
+        ranks.enter_context(torch.compiler.set_stance("force_eager"))
         setup.ranks = ranks.enter_context(fake_ranks(layout, recorder, stage or 0))
         setup.tracing.is_stage = stage is not None
         adapt(setup, traced=True)
