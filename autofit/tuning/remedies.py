@@ -360,7 +360,7 @@ class _Search:
         None where that is impossible."""
         layout = Layout.of(config)
         if layout.world == layout.pipeline > 1:
-            stages = self._changed({**config, "pipeline_parallel": hardware.world}, hardware)
+            stages = self._changed(config.replace(pipeline_parallel=hardware.world), hardware)
             if stages is not None:
                 return stages
 
