@@ -47,12 +47,17 @@ _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The estimate of a config, and what it is of."""
+    """The estimate of a config, and what it is of.
+
+    Attributes:
+        operators: how many of the step were followed, which is how long others like it take.
+    """
 
     workload: Workload
     hardware: Hardware
     budget: Budget
     estimate: Estimate
+    operators: int
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `autofit estimate --json`, in which the alternatives are still None."""
@@ -118,7 +123,13 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
         notes=notes,
         resting=resting_of(traced, workload, hardware),
     )
-    return Prediction(workload, hardware, budget, predicted)
+    return Prediction(
+        workload,
+        hardware,
+        budget,
+        predicted,
+        operators=len(traced.costs),
+    )
 
 
 def workload_of(

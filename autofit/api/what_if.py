@@ -31,6 +31,8 @@ from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
 from autofit.estimate.cuda_kernels import kernels_of
 from autofit.estimate.figures import predict_all
+from autofit.estimate.shallow_model import Cut
+from autofit.estimate.skeleton import Skeleton
 from autofit.estimate.step_trace import Trace
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
@@ -40,6 +42,7 @@ from autofit.models.huggingface import of_length
 from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on, target_hardware
 
+_MANY_OPERATORS = 8000  # of a step: ten seconds and more to follow
 _PRECISION = 8  # the longest sequence is found to an eighth of itself
 _SHORTEST = 16  # tokens of the sequences to try
 _LONGEST = 2**20
@@ -64,6 +67,20 @@ class Change:
         if _VERDICTS[rank] != "no":
             seconds = self.estimate.step_seconds or 0.0
         return rank, seconds, self.estimate.low
+
+
+def takes_minutes(prediction: Prediction) -> bool:
+    """Whether `what_if` has to follow large steps block by block, one for most changes."""
+    if prediction.operators < _MANY_OPERATORS:
+        return False
+
+    config = prediction.estimate.config
+    skeleton = Skeleton.cut_short(
+        prediction.workload,
+        prediction.hardware,
+        Cut.of(config),
+    )
+    return skeleton.depth is None
 
 
 def what_if(prediction: Prediction) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from autofit.report.grpo_plan import grpo_plan_table
 from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
 from autofit.report.terminal import Terminal
 
+_LATER = "What other values of the knobs would bring takes minutes for this model: --alternatives."
+
 
 def estimate(
     model: options.Model,
@@ -147,6 +149,10 @@ def estimate(
         return code
 
     Terminal().print(estimate_table(answer))  # before the alternatives, which take longer
+    if alternatives is None and heavy("autofit.api.what_if", "takes_minutes")(prediction):
+        Terminal().print(_LATER)
+        return code
+
     if alternatives is not False:
         experts = heavy("autofit.api.what_if", "with_experts")(prediction)
         if experts:

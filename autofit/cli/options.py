@@ -513,7 +513,8 @@ Alternatives = Annotated[
     bool | None,
     option.option(
         option.OUTPUT,
-        "Also show what changing one knob would bring; default: yes, but not with --json.",
+        "Also show what changing one knob would bring; default: yes, but not with --json, nor where "
+        "it takes minutes.",
         None,
         "--alternatives/--no-alternatives",
     ),

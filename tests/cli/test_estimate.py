@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autofit.api import what_if
 from autofit.core.estimate import OF_SEVERAL, PARTS, Resting
 from tests.cli.command import Run
 from tests.cli.test_search import shape
@@ -120,6 +121,20 @@ def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.Monke
     short = run(*asked, "--no-alternatives")
     assert "from here" not in short.out
     assert short.out.splitlines()[1] == lines[1]
+
+
+@pytest.mark.usefixtures("here")
+def test_alternatives_that_take_minutes_are_shown_when_asked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The llama here has too few blocks for a few of them to stand for all, as a UNet has."""
+    monkeypatch.setattr(what_if, "_MANY_OPERATORS", 100)
+    asked = (*ESTIMATE, "--gpu", "h100")
+    printed = run(*asked)
+    assert printed.code == 0
+    assert "takes minutes for this model: --alternatives" in printed.out.replace("\n", " ")
+    assert "from here" not in printed.out
+    assert "from here" in run(*asked, "--alternatives").out
 
 
 @pytest.mark.usefixtures("here")
