@@ -23,21 +23,23 @@ class Workers:
     """Calls functions in processes that are forked at the first call, and then live on.
 
     What a process has imported, and what PyTorch remembers of the operators it has seen, is there
-    for the next call. The functions are inherited, so that they may hold anything, as it was at the
-    first call; values and answers are pickled.
+    for the next call. The functions are inherited, so that they may hold anything, as it was when
+    the processes were forked; values and answers are pickled.
 
     Args:
         processes: 1: all is called in this process; None: one process per core. To be forked, this
             process must have no other threads, no opened device, and have run no backward.
 
     Attributes:
-        functions: those that may be called; to be added to before the first call.
+        functions: those that may be called. Where some were added, the next call forks other
+            processes.
     """
 
     def __init__(self, processes: int | None, *functions: Callable[[Any], Any]) -> None:
         self.functions = list(functions)
         self._processes = processes or len(os.sched_getaffinity(0))
         self._pool: ProcessPoolExecutor | None = None
+        self._inherited = 0  # how many functions the processes know
 
     @property
     def are_forked(self) -> bool:
@@ -73,7 +75,11 @@ class Workers:
             self._pool = None
 
     def _forked(self) -> ProcessPoolExecutor:
+        if self._inherited < len(self.functions):
+            self.close()
+
         if self._pool is None:
+            self._inherited = len(self.functions)
             self._pool = ProcessPoolExecutor(
                 self._processes,
                 mp_context=multiprocessing.get_context("fork"),

@@ -1,4 +1,5 @@
 import functools
+import operator
 import os
 import signal
 import threading
@@ -86,6 +87,19 @@ def failing(_: Workload) -> str:
     except ZeroDivisionError as error:
         return str(error)
     return "nothing"
+
+
+def in_turn(_: Workload) -> tuple[list[int], list[int]]:
+    """What two functions answer, of which the second is added when processes have been forked."""
+    workers = Workers(2, abs)
+    first = workers.map(abs, [-1, -2])
+    workers.functions.append(operator.neg)
+    return first, workers.map(operator.neg, [1, 2])
+
+
+def test_a_function_may_be_added_later(executor: LocalExecutor) -> None:
+    """As a search does whose first predictions were in the cache."""
+    assert in_child(executor, in_turn) == ([1, 2], [-1, -2])
 
 
 def test_what_is_raised_there_is_raised_here(executor: LocalExecutor) -> None:
