@@ -91,8 +91,8 @@ def test_what_blocks_of_a_kind_share_ends_with_the_first_of_them(
     config = {
         "model_type": "gemma3_text",
         "head_dim": 8,
-        "num_hidden_layers": DEEPER,
-        "layer_types": kinds * (DEEPER // 3),
+        "num_hidden_layers": 36,
+        "layer_types": kinds * 12,
         "sliding_window": 8,
         **sizes,
     }
