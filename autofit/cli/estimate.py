@@ -22,7 +22,10 @@ from autofit.report.grpo_plan import grpo_plan_table
 from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
 from autofit.report.terminal import Terminal
 
-_LATER = "What other values of the knobs would bring takes minutes for this model: --alternatives."
+_LATER = (
+    "Predicting what other values of the knobs would bring takes minutes for this model; ask for it "
+    "with --alternatives."
+)
 
 
 def estimate(

@@ -132,7 +132,9 @@ def test_alternatives_that_take_minutes_are_shown_when_asked_for(
     asked = (*ESTIMATE, "--gpu", "h100")
     printed = run(*asked)
     assert printed.code == 0
-    assert "takes minutes for this model: --alternatives" in printed.out.replace("\n", " ")
+    assert "takes minutes for this model; ask for it with --alternatives" in printed.out.replace(
+        "\n", " "
+    )
     assert "from here" not in printed.out
     assert "from here" in run(*asked, "--alternatives").out
 
