@@ -104,23 +104,30 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
 def peaks_between_steps(trace: Trace, hardware: Hardware) -> dict[str, int]:
     """The most bytes that live in an evaluation and in a saving, by their names, as far as they are
     known."""
-    return trace.of_whole(lambda followed: _between(followed, hardware))
+    above = trace.of_whole(lambda followed: _above_rest(followed, hardware))
+    resting = trace
+    if trace.shallower is not None and trace.whole is not None:
+        resting = trace.whole
+
+    left = sum(dict(rounded(resting, hardware)).values())
+    return {what: left + more for what, more in above.items()}
 
 
-def _between(trace: Trace, hardware: Hardware) -> dict[str, int]:
+def _above_rest(trace: Trace, hardware: Hardware) -> dict[str, int]:
+    """The most bytes that live in an evaluation and in a saving beyond those that a step leaves."""
     sizes = dict(rounded(trace, hardware))  # after the step
-    peaks = {}
+    most = {}
     for what, events in trace.between.items():
-        live = sum(sizes.values())
-        highest = live
+        live = 0
+        highest = 0
         for storage, nbytes in rounded(trace, hardware, events):
             live += nbytes - sizes.get(storage, 0)
             sizes[storage] = nbytes
             highest = max(highest, live)
 
-        peaks[what] = highest
+        most[what] = highest
 
-    return peaks
+    return most
 
 
 def host_bytes_of(trace: Trace) -> int:

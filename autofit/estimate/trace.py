@@ -36,6 +36,7 @@ from autofit.estimate.deepened import deepened
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
+from autofit.estimate.gradient_buckets import in_large_buckets, with_buckets
 from autofit.estimate.library_kernels import notes_of_recurrent
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import peak_of
@@ -174,7 +175,8 @@ def _of_few_blocks(
     Args:
         skeleton: of the blocks of a `stage` and its neighbours.
     """
-    if Layout.of(config).replicate > 1:  # the buckets of DDP's gradients do not end where blocks do
+    has_buckets = config.data_parallel == "ddp"
+    if has_buckets and stage is not None:  # their buckets, made after a backward, end anywhere
         return None
     if SomeBlocks.of(config.activation_checkpointing):
         return None
@@ -208,6 +210,8 @@ def _of_few_blocks(
     assert more.depth, "it was shortened"
     missing = (more.depth.whole - more.depth.retained) // more.depth.period
     whole = deepened(less, more, more.depth.period, missing, more.depth.early)
+    if whole is not None and has_buckets:
+        whole = with_buckets(whole, more, missing)
     if whole is None:
         return None
     return replace(
@@ -269,7 +273,7 @@ def trace_skeleton(
         recorder.alike = setup.micro_batch_size
         chunks = SampledChunks(rows, recorder, canonical.loss)
     setup.tracing.slices = chunks
-    setup.tracing.is_sampled = rows is not None
+    setup.tracing.is_sampled = rows is not None or skeleton.depth is not None
     whole_batch = whole_batch or workload.effective_batch_size // layout.dp_degree
     if has_representations(workload.loss) and canonical.micro_batch_size != whole_batch:
         setup.tracing.whole_batch = whole_batch
@@ -326,7 +330,7 @@ def trace_skeleton(
     shapes = [
         (shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable
     ]
-    return Trace(
+    found = Trace(
         config=canonical,
         events=tuple(recorder.events),
         marks=tuple(recorder.marks),
@@ -357,6 +361,9 @@ def trace_skeleton(
             *notes_of_recurrent(setup.model, hardware),
         ),
     )
+    if canonical.data_parallel == "ddp" and skeleton.depth and not rows:
+        return in_large_buckets(found)
+    return found
 
 
 def fake_setup(

@@ -3,7 +3,7 @@ values, whose own reducer is C++ and reads what it adds up; and those of a stage
 DDP cannot tell which of several open backwards is the last one of a step.
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import partial
 
 import torch
@@ -12,7 +12,14 @@ from torch import nn
 
 from autofit.setup.state import Setup
 
-_BUCKET_BYTES = 25 * 2**20  # DDP's default, but for the first bucket
+LARGEST_BUCKET = 25 * 2**20  # bytes: DDP's default, but for the first bucket
+
+
+def buckets_of(weights: Sequence[torch.Tensor]) -> list[list[int]]:
+    """DDP's buckets: the indices of weights, which come in the order in which they are filled."""
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, LARGEST_BUCKET]
+    found, _ = dist._compute_bucket_assignment_by_size(list(weights), limits)
+    return found
 
 
 def bucketed(setup: Setup, reached: Set[nn.Parameter]) -> None:
@@ -24,13 +31,12 @@ def bucketed(setup: Setup, reached: Set[nn.Parameter]) -> None:
     Args:
         reached: the weights that the loss reaches; others have no gradients.
     """
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
-    if setup.tracing.is_sampled:  # of blocks that stand for others, each weight has its own
-        limits = [0]
-
     trained = [parameter for _, parameter in reversed(setup.trainable()) if parameter in reached]
     shapes = [torch.empty_like(parameter, device="meta") for parameter in trained]
-    assignment, _ = dist._compute_bucket_assignment_by_size(shapes, limits)
+    assignment = buckets_of(shapes)
+    if setup.tracing.is_sampled:  # of blocks that stand for others, each weight has its own
+        assignment = [[index] for index in range(len(trained))]
+
     buckets = [_Bucket(setup, [trained[index] for index in indices]) for indices in assignment]
 
     def sync(is_last: bool) -> None:
@@ -61,7 +67,7 @@ def averaged_at_end(setup: Setup, *, traced: bool = False) -> None:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
 
-        assignment, _ = dist._compute_bucket_assignment_by_size(reached, [_BUCKET_BYTES])
+        assignment, _ = dist._compute_bucket_assignment_by_size(reached, [LARGEST_BUCKET])
         for numbers in assignment:
             gradients = [reached[number].grad for number in numbers]
             flat = torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])

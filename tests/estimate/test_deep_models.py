@@ -38,6 +38,9 @@ CASES: list[tuple[Hardware, dict[str, Any]]] = [
     (AMPERE, {"micro_batch_size": 2, "optimizer": "adamw-foreach", "precision": "fp16-mixed"}),
     (AMPERE, QLORA),
     (replace(AMPERE, devices=2), FSDP),
+    (replace(AMPERE, devices=2), {**QLORA, "data_parallel": "ddp", "micro_batch_size": 1}),
+    (replace(AMPERE, devices=2), {"data_parallel": "ddp", "micro_batch_size": 1}),
+    (replace(AMPERE, devices=4), {**FSDP, "data_parallel_replicate": 2}),
 ]
 
 
@@ -64,10 +67,12 @@ def test_few_blocks_tell_the_figures_of_all_to_the_byte(
         found = estimate_of(traced, workload, hardware, rates=UNKNOWN, calibration=None)
         estimates.append(asdict(found))
     expected, found = estimates
+    # Of DDP's buckets, which end anywhere, few blocks tell how many there are to one in each block.
+    closeness = 1e-3 if knobs.get("data_parallel") == "ddp" else 1e-6
     seconds = ("step_seconds", "samples_per_second", "tokens_per_second", "utilisation")
     for name, value in expected.items():
         if name in seconds:
-            assert found[name] == pytest.approx(value, rel=1e-6)
+            assert found[name] == pytest.approx(value, rel=closeness)
         else:
             assert found[name] == value, name
     resting = [resting_of(traced, workload, hardware) for traced in (whole, few)]
