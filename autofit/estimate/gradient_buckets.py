@@ -6,7 +6,7 @@ weight has a bucket of its own in the traces of few blocks, and the whole trace 
 in their place.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import groupby
 
@@ -86,27 +86,21 @@ def _weights_of_all(more: Trace, missing: int) -> list[Weight]:
 def in_large_buckets(traced: Trace) -> Trace:
     """A trace of few blocks whose gradients are added up by several weights of a block at once, as
     they are in buckets."""
+    starts = [mark.events for mark in traced.marks]
     merged: list[Collective] = []
-    for _, of_section in groupby(traced.collectives, key=lambda each: _section(traced, each)):
-        for kind, exchanged in groupby(of_section, key=lambda each: (each.kind, each.waits)):
-            merged += _merged(list(exchanged)) if kind == ("all_reduce", False) else exchanged
+    section = -1
+    for collective in traced.collectives:
+        before, section = section, bisect_right(starts, collective.event)
+        if section == before and _fit_one_bucket(merged[-1], collective):
+            together = merged[-1].nbytes + collective.nbytes
+            merged[-1] = replace(collective, nbytes=together)
+        else:
+            merged.append(collective)
 
     return replace(traced, collectives=tuple(merged))
 
 
-def _section(traced: Trace, collective: Collective) -> int:
-    """The number of the last mark before it."""
-    return sum(mark.events <= collective.event for mark in traced.marks)
-
-
-def _merged(reductions: Sequence[Collective]) -> list[Collective]:
-    """The same bytes in as few reductions as buckets allow."""
-    merged: list[Collective] = []
-    for reduction in reductions:
-        if merged and merged[-1].nbytes + reduction.nbytes <= LARGEST_BUCKET:
-            together = merged[-1].nbytes + reduction.nbytes
-            merged[-1] = replace(reduction, nbytes=together)
-        else:
-            merged.append(reduction)
-
-    return merged
+def _fit_one_bucket(one: Collective, other: Collective) -> bool:
+    """Whether gradients that are added up apart could be in one bucket."""
+    are_gradients = all(each.kind == "all_reduce" and not each.waits for each in (one, other))
+    return are_gradients and one.nbytes + other.nbytes <= LARGEST_BUCKET

@@ -35,8 +35,8 @@ from autofit.estimate.block_marks import (
 from autofit.estimate.deepened import deepened
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
-from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.gradient_buckets import in_large_buckets, with_buckets
+from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.library_kernels import notes_of_recurrent
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import peak_of
