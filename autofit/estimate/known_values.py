@@ -142,9 +142,10 @@ def follow(
     """Give an operator's results their values, where those of the given tensors, its inputs, are
     known."""
     name, is_mutable, draws, is_empty = _facts(func)
-    unknown = (is_empty and result.is_floating_point()) or any(
-        _value(tensor) is None for tensor in given
-    )
+    unknown = any(_value(tensor) is None for tensor in given)
+    # What is filled later and read are sizes, level by level; what is large holds bytes of weights.
+    if is_empty and (result.is_floating_point() or result.numel() > _SMALL):
+        unknown = True
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
 

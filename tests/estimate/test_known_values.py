@@ -15,7 +15,7 @@ from autofit.core.errors import UntraceableError
 from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
 from autofit.techniques import canonicalize
-from tests.estimate.traced import peak, traced, tracked
+from tests.estimate.traced import AMPERE, peak, traced, tracked
 from tests.estimate.vision_language import VISION_LANGUAGE, vision_language
 from tests.tiny import CPU
 
@@ -219,6 +219,18 @@ def test_all_rows_are_taken_to_be_chosen_where_values_choose_them() -> None:
         "where values choose rows, all were taken to be chosen, the most there can be.",
     )
     assert peak(prediction) >= tracked(workload, {})
+
+
+def _packed(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(2**42, dtype=torch.uint8)  # such as that of the weights of a large block
+    small = memory.view(torch.float32).as_strided((4,), (1,), 8)
+    small.copy_(out[0, :1, 0].expand(4))
+    return out * small.sum()
+
+
+def test_of_large_memory_that_weights_are_packed_into_nothing_is_computed() -> None:
+    found = traced(_workload(_packed), AMPERE)
+    assert max(event.nbytes for event in found.events) == 2**42
 
 
 class Drops(nn.Module):
