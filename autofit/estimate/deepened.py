@@ -9,7 +9,9 @@ shallower trace, made one period deeper, must give the events of the deeper one.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from autofit.estimate.recorder import OUTER, Event, Mark
 from autofit.estimate.step_trace import Trace
@@ -23,8 +25,7 @@ _COMPLETE = "complete"
 _EVENT = "event"
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(NamedTuple):
     """An event, or what is known to happen between two events.
 
     Attributes:
@@ -41,6 +42,10 @@ class _Item:
     nbytes: int = 0
     label: str | None = None
     stream: str | None = None
+
+    def at(self, home: "_Key") -> "_Item":
+        """The same of a storage that begins elsewhere."""
+        return _Item(self.kind, self.detail, home, self.nbytes, self.label, self.stream)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class _Sequence:
     period: int
     early: int
 
-    @property
+    @cached_property
     def last_early(self) -> int:
         """The last block before those that are put in, which are copies of the period that ends
         with it."""
@@ -85,15 +90,7 @@ class _Sequence:
                 return None
 
             if item.home is not None:
-                item = replace(
-                    item,
-                    home=self._moved(
-                        item.home,
-                        own,
-                        key,
-                        added,
-                    ),
-                )
+                item = item.at(self._moved(item.home, own, key, added))
 
             keys.append(key)
             items[key] = item
@@ -177,7 +174,7 @@ def deepened(
         expected = grown.items[key]
         if key[0] is None and expected.nbytes and item.nbytes:
             growth[key] = item.nbytes - expected.nbytes
-            expected = replace(expected, nbytes=item.nbytes)
+            expected = expected._replace(nbytes=item.nbytes)
 
         if item != expected:
             return None
@@ -208,12 +205,9 @@ def _items_of(traced: Trace, period: int, early: int) -> _Sequence:
         count[block] += 1
         if storage is not None:
             home = homes.setdefault(storage, key)
-            item = replace(
-                item,
-                home=home,
-                label=traced.labels.get(storage),
-                stream=traced.streams.get(storage),
-            )
+            label = traced.labels.get(storage)
+            stream = traced.streams.get(storage)
+            item = _Item(item.kind, item.detail, home, item.nbytes, label, stream)
 
         keys.append(key)
         items[key] = item

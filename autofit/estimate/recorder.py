@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -68,8 +68,7 @@ HOST = "host"
 OUTER = -1  # in place of a block: what belongs to none
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A storage is allocated, resized or freed.
 
     Attributes:
@@ -244,7 +243,7 @@ class Recorder(StorageTracker):
         events = []
         for event in self.events:
             if event.nbytes and event.storage in sizes:
-                event = replace(event, nbytes=sizes[event.storage])
+                event = event._replace(nbytes=sizes[event.storage])
 
             events.append(event)
 
