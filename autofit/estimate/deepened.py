@@ -191,6 +191,30 @@ def deepened(
     )
 
 
+def reach_of(traced: Trace) -> int:
+    """From a block in the middle of a shortened model to the farthest one during whose forward or
+    backward something of it is freed or made, or beside whose events its own come."""
+    assert traced.depth, "it was shortened"
+    early = traced.depth.early
+    middle = range(early, early + traced.depth.period)
+    placed = _placed(traced)
+    marks = iter(traced.marks)
+    section: int | None = None
+    before: int | None = None
+    farthest = 0
+    for (item, _), block in zip(placed, _blocks_of(placed, traced), strict=True):
+        if item.kind == _MARK:
+            section = next(marks).block
+
+        for one, other in ((block, section), (block, before), (before, block)):
+            if one in middle and one is not None and other is not None:
+                farthest = max(farthest, abs(other - one))
+
+        before = block
+
+    return farthest
+
+
 def _items_of(traced: Trace, period: int, early: int) -> _Sequence:
     """The items of a trace."""
     placed = _placed(traced)

@@ -6,7 +6,7 @@ accumulate, the gradients of earlier micro-batches exist before the traced micro
 any later step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from autofit.estimate.block_marks import (
     models_of_one_depth,
     without_gradients,
 )
-from autofit.estimate.deepened import deepened
+from autofit.estimate.deepened import deepened, reach_of
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.gradient_buckets import in_large_buckets, with_buckets
@@ -58,6 +58,7 @@ from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 
 _MAKING = 0  # in place of the number of a storage
+_CUTS = 2  # by which a deep model is tried to be told, the second as its blocks reach
 
 
 def trace(
@@ -81,12 +82,14 @@ def trace(
         return _of_stages(workload, canonical, hardware, whole=whole)
 
     if not whole:
-        found = _of_few_blocks(workload, canonical, hardware)
+        skeleton = partial(Skeleton.whole, workload, hardware)
+        found = _of_few_blocks(workload, canonical, hardware, skeleton)
         if found is not None:
             return found
 
-    skeleton = Skeleton.whole(workload, hardware)
-    return trace_skeleton(workload, canonical, hardware, skeleton, between=True)
+    return trace_skeleton(
+        workload, canonical, hardware, Skeleton.whole(workload, hardware), between=True
+    )
 
 
 def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole: bool) -> Trace:
@@ -152,7 +155,7 @@ def _of_stage(
         return made
 
     if not whole:
-        found = _of_few_blocks(workload, config, hardware, skeleton(), stage, begins=begins)
+        found = _of_few_blocks(workload, config, hardware, skeleton, stage, begins=begins)
         if found is not None:
             return found
     return trace_skeleton(
@@ -164,7 +167,7 @@ def _of_few_blocks(
     workload: Workload,
     config: Config,
     hardware: Hardware,
-    skeleton: Skeleton | None = None,
+    skeleton: Callable[[], Skeleton],
     stage: int | None = None,
     *,
     begins: bool = False,
@@ -173,7 +176,7 @@ def _of_few_blocks(
     its blocks do not do alike.
 
     Args:
-        skeleton: of the blocks of a `stage` and its neighbours.
+        skeleton: makes one, of a `stage` with its neighbours.
     """
     has_buckets = config.data_parallel == "ddp"
     if has_buckets and stage is not None:  # their buckets, made after a backward, end anywhere
@@ -184,26 +187,33 @@ def _of_few_blocks(
     cut = Cut.of(config)
     if stage is not None:  # its first and last blocks are not those of the skeleton
         cut = replace(cut, first=cut.first + 1, reach=cut.reach + 1)
-    skeleton = skeleton or Skeleton.whole(workload, hardware)
-    shortened = skeleton.two_depths(cut)
-    if shortened is None:
-        return None
 
     calls = Calls()
+    follow = partial(
+        trace_skeleton,
+        workload,
+        config,
+        hardware,
+        calls=calls,
+        between=True,
+        stage=stage,
+        begins=begins,
+    )
     try:
-        less, more = (
-            trace_skeleton(
-                workload,
-                config,
-                hardware,
-                depth,
-                calls=calls,
-                between=True,
-                stage=stage,
-                begins=begins,
-            )
-            for depth in shortened
-        )
+        for _ in range(_CUTS):
+            shortened = skeleton().two_depths(cut)
+            if shortened is None:
+                return None
+
+            shallower, deeper = shortened
+            less = follow(shallower)
+            reach = reach_of(less)
+            if reach <= cut.reach:
+                more = follow(deeper)
+                break
+            cut = replace(cut, reach=reach)
+        else:  # blocks that do ever more
+            return None
     except UntraceableError:  # code that counts its blocks
         return None
 

@@ -152,7 +152,8 @@ class RemembersItsBlocks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(BLOCKS))
+        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
+        self.blocks = nn.ModuleList(block() for _ in range(DEEPER))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         results = [x]
@@ -164,6 +165,30 @@ class RemembersItsBlocks(nn.Module):
 def test_a_model_whose_blocks_do_ever_more_is_followed_as_a_whole() -> None:
     workload = Workload(RemembersItsBlocks, lambda n: torch.ones(n, 8), effective_batch_size=2)
     assert trace(workload, {}, CPU).shallower is None
+
+
+class AddsTheBlockBefore(nn.Module):
+    """A model each of whose blocks is given the results of the two before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
+        self.blocks = nn.ModuleList(block() for _ in range(DEEPER))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x
+        for block in self.blocks:
+            x, before = block(x + before), x
+        return x.mean()
+
+
+def test_blocks_that_reach_farther_than_their_neighbours_are_told_by_a_few_more() -> None:
+    workload = Workload(AddsTheBlockBefore, lambda n: torch.ones(n, 8), effective_batch_size=2)
+    few = trace(workload, {}, CPU)
+    assert few.shallower is not None
+
+    whole = trace(workload, {}, CPU, whole=True)
+    assert peak_of(few, CPU).nbytes == peak_of(whole, CPU).nbytes
 
 
 def test_a_model_of_500_layers_is_followed_no_further_than_one_of_100() -> None:
