@@ -18,6 +18,7 @@ LARGEST_BUCKET = 25 * 2**20  # bytes: DDP's default, but for the first bucket
 def buckets_of(weights: Sequence[torch.Tensor]) -> list[list[int]]:
     """DDP's buckets: the indices of weights, which come in the order in which they are filled."""
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, LARGEST_BUCKET]
+    found: list[list[int]]
     found, _ = dist._compute_bucket_assignment_by_size(list(weights), limits)
     return found
 
