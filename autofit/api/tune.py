@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ from autofit.api.in_tool import InTool, Said, python_of_tool, train_in_tool
 from autofit.api.search import search
 from autofit.api.tool_file import Reading, as_read, choices_of_knobs, read
 from autofit.api.tool_workload import SIZES
-from autofit.api.worth import Gain, worth_changing
+from autofit.api.worth import Gain, Worth, worth_changing
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, NothingFitsError, RefusedError, require
 from autofit.core.estimate import Estimate
@@ -24,6 +26,7 @@ from autofit.core.files import write_atomically
 from autofit.core.knobs import knob_named
 from autofit.core.knobs.activation_offload import KNOB as OFFLOAD
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
+from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.export.exactness import ToolRule
@@ -148,6 +151,7 @@ def tune(
         message = "tool_python is for a verification in the tool, and none is asked."
         raise InputError(message, "Add --verify-in-tool, or leave it out.")
 
+    is_over = _clock(options.get("time_limit"))
     device = str(options.get("device") or "cuda")
     found = read(
         file,
@@ -192,12 +196,18 @@ def tune(
     is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
     after = _as_tool_reads(found, after, is_open)
     card = _Card.of(options, result)
-    gains: tuple[Gain, ...] = ()
+    worth = Worth(after)
     if result.best is None:  # what was measured stays as it was
         seconds = functools.partial(card.seconds, workload)
-        after, gains = worth_changing(importer, keys, before, after, seconds)
+        worth = worth_changing(importer, keys, before, after, seconds, is_over)
+        after = worth.chosen
 
     changed = changes(importer, keys, before, after, is_open)
+    notes = list(found.notes)
+    unjudged = [key for key in worth.unjudged if key in changed]
+    if unjudged:
+        names = ", ".join(unjudged)
+        notes.append(f"The time limit was over before it was known what each brings: {names}.")
     predicted = card.predicted(workload, after)
     tuned = Tuned(
         path=found.path,
@@ -207,9 +217,9 @@ def tune(
         changes=changed,
         before=card.predicted(workload, before),
         after=predicted,
-        gains=tuple(gain.among(changed) for gain in gains),
+        gains=tuple(gain.among(changed) for gain in worth.gains),
         result=result,
-        notes=found.notes,
+        notes=tuple(notes),
     )
     if python is None:
         return tuned
@@ -275,6 +285,13 @@ class _Card:
         if estimate is None or estimate.high > self.usable:
             return None
         return estimate.step_seconds
+
+
+def _clock(time_limit: Any) -> Callable[[], bool]:
+    """Tells whether so many seconds have gone by since now; never, without a limit."""
+    limit = search_options(time_limit=time_limit).time_limit
+    end = time.monotonic() + (limit or math.inf)
+    return lambda: time.monotonic() >= end
 
 
 def _check_keys(name: str, given: Any) -> None:

@@ -3,6 +3,7 @@ does not fit."""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autofit.api.tool_workload import SIZES
 from autofit.export.importers.importer import Importer, Keys
@@ -32,20 +33,40 @@ class Gain:
         return replace(self, keys=tuple(key for key in self.keys if key in changed))
 
 
+class Worth(NamedTuple):
+    """A config without changes that bring nothing.
+
+    Attributes:
+        gains: what each of the others brings.
+        unjudged: the keys of changes of which that is not known: time was over.
+    """
+
+    chosen: ExportSource
+    gains: tuple[Gain, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+
 def worth_changing(
-    importer: Importer, keys: Keys, before: ExportSource, after: ExportSource, seconds: Seconds
-) -> tuple[ExportSource, tuple[Gain, ...]]:
-    """The config without changes that bring nothing, and what each of the others brings.
+    importer: Importer,
+    keys: Keys,
+    before: ExportSource,
+    after: ExportSource,
+    seconds: Seconds,
+    is_over: Callable[[], bool],
+) -> Worth:
+    """Judge each change by the config without it.
 
     Args:
         keys: of the file.
         before, after: of the file, and as a search chose it.
+        is_over: whether there is no time for another.
     """
     fastest = seconds(after)
     if fastest is None:
-        return after, ()
+        return Worth(after)
 
     gains = []
+    unjudged: list[str] = []
     departures = _departures(importer, before) | _departures(importer, after)
     for knobs, written in _together(importer, before, after):
         values = {knob: before.config[knob] for knob in knobs}
@@ -53,13 +74,18 @@ def worth_changing(
         if not _departures(importer, without) <= departures:
             continue
 
+        names = tuple(importer.name_of(keys, key) for key in written)
+        if is_over():
+            unjudged += names
+            continue
+
         slower = seconds(without)
         if slower is not None and slower <= fastest * _TOLERANCE:
             after = without
         else:
-            names = tuple(importer.name_of(keys, key) for key in written)
             gains.append(Gain(names, None if slower is None else slower / fastest))
-    return after, tuple(gains)
+
+    return Worth(after, tuple(gains), tuple(unjudged))
 
 
 def _departures(importer: Importer, source: ExportSource) -> set[str]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from autofit.api.worth import worth_changing
+from autofit.api.worth import Worth, worth_changing
 from autofit.export.importers import IMPORTERS
 from autofit.export.source import ExportSource
 from tests.export.sources import LINEAR, LORA, source
@@ -35,7 +35,9 @@ def seconds(config: ExportSource) -> float | None:
 
 
 def test_what_brings_nothing_stays_as_it_was() -> None:
-    chosen, gains = worth_changing(SWIFT, {}, named(**BEFORE), named(**AFTER), seconds)
+    before, after = named(**BEFORE), named(**AFTER)
+    chosen, gains, unjudged = worth_changing(SWIFT, {}, before, after, seconds, lambda: False)
+    assert not unjudged
     assert chosen.config.optimizer == "adamw"
     assert chosen.config.activation_checkpointing == "none"
     told = {gain.keys[0]: gain.speed for gain in gains}
@@ -49,5 +51,14 @@ def test_what_brings_nothing_stays_as_it_was() -> None:
 
 def test_what_does_not_fit_is_left_as_it_was_chosen() -> None:
     before, after = named(**BEFORE), named(**AFTER)
-    assert worth_changing(SWIFT, {}, before, after, lambda _: None) == (after, ())
-    assert worth_changing(SWIFT, {}, before, before, seconds) == (before, ())
+    assert worth_changing(SWIFT, {}, before, after, lambda _: None, lambda: False) == Worth(after)
+    assert worth_changing(SWIFT, {}, before, before, seconds, lambda: False) == Worth(before)
+
+
+def test_without_time_changes_stay_and_are_named() -> None:
+    before, after = named(**BEFORE), named(**AFTER)
+    calls = iter([False, True])
+    found = worth_changing(SWIFT, {}, before, after, seconds, lambda: next(calls, True))
+    assert len(found.gains) <= 1
+    assert found.chosen.config.micro_batch_size == 4
+    assert "per_device_train_batch_size" in found.unjudged
