@@ -137,7 +137,8 @@ def tune(
         verify_in_tool: train some steps from the new file by its own tool, on random weights and
             rows of the worst length: `Tuned.in_tool`.
         tool_python: the interpreter that has the tool; default: this one.
-        options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...
+        options: as of `search`: gpu_mem, gpu, device, mem, trials, time_limit, ...; the time bounds
+            the search, and finding out what each change brings.
 
     Raises:
         InputError: the file cannot be tuned, or an argument is wrong; NothingFitsError: no config
@@ -151,7 +152,7 @@ def tune(
         message = "tool_python is for a verification in the tool, and none is asked."
         raise InputError(message, "Add --verify-in-tool, or leave it out.")
 
-    is_over = _clock(options.get("time_limit"))
+    is_over = _timer(options.get("time_limit"))
     device = str(options.get("device") or "cuda")
     found = read(
         file,
@@ -287,8 +288,9 @@ class _Card:
         return estimate.step_seconds
 
 
-def _clock(time_limit: Any) -> Callable[[], bool]:
-    """Tells whether so many seconds have gone by since now; never, without a limit."""
+def _timer(time_limit: Any) -> Callable[[], bool]:
+    """A function that tells whether the time is over, counted from now; without a limit it never
+    is."""
     limit = search_options(time_limit=time_limit).time_limit
     end = time.monotonic() + (limit or math.inf)
     return lambda: time.monotonic() >= end

@@ -4,7 +4,8 @@ benchmarks.exports.corpus_parsers axolotl --python PATH --before DIRECTORY --aft
 PATH is the interpreter of an environment as tests/export/tools/environments.py describes it. Every
 file below the second directory was tuned from the one of that name in the first. With `--results`
 each is kept as JSON: what the parser said of both, or null. A file that it refused before it was
-tuned is counted apart; any other that it refuses makes the exit code 1.
+tuned is counted apart; any other that it refuses makes the exit code 1. Rows of other files, from
+earlier runs, stay.
 """
 
 import argparse
@@ -91,6 +92,15 @@ def rows(tool: str, python: Path, before: Path, after: Path) -> list[dict[str, A
     return found
 
 
+def keep(found: list[dict[str, Any]], results: Path) -> None:
+    """Write rows in place of those of the same files, beside those of others."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    known = {row["file"]: row for row in map(json.loads, lines)}
+    known |= {row["file"]: row for row in found}
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text("".join(f"{json.dumps(row)}\n" for row in known.values()))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the files that the parser refuses, and how many there are of each kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -109,8 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         if verdict != "taken":
             print(f"{verdict:15} {row['file']}: {row['after']}")
     if args.results:
-        args.results.parent.mkdir(parents=True, exist_ok=True)
-        args.results.write_text("".join(f"{json.dumps(row)}\n" for row in found))
+        keep(found, args.results)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
     return 1 if counts["refused"] else 0
 

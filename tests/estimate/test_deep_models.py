@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from autofit.core.hardware import Hardware
@@ -18,6 +19,7 @@ from autofit.estimate.resting import resting_of
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.setup import buckets
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
@@ -79,6 +81,30 @@ def test_few_blocks_tell_the_figures_of_all_to_the_byte(
     assert resting[0] == resting[1]
 
 
+def test_buckets_of_gradients_hold_weights_of_several_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 2_000)
+    monkeypatch.setattr(buckets, "LARGEST_BUCKET", 100_000)
+    workload = llama_workload(num_hidden_layers=DEEPER)
+    hardware = replace(AMPERE, devices=2)
+    knobs = {"data_parallel": "ddp", "micro_batch_size": 1}
+
+    made = []
+    for whole in (True, False):
+        traced = trace(workload, knobs, hardware, whole=whole)
+        followed = traced.whole or traced
+        made.append(
+            [
+                event.nbytes
+                for event in followed.events[: followed.start("state")]
+                if event.nbytes and followed.labels.get(event.storage) == "gradients"
+            ]
+        )
+    assert made[0] == made[1]
+    assert 2 < len(made[0]) < DEEPER
+
+
 @pytest.mark.parametrize(
     ("hardware", "knobs"),
     [(CPU, {}), (AMPERE, {"micro_batch_size": 1, "activation_checkpointing": "full"})],
@@ -126,16 +152,20 @@ def test_the_timeline_of_a_deep_model_ends_and_peaks_as_the_whole_one() -> None:
         assert (name, when) == (expected, pytest.approx(at, abs=1e-4))
 
 
-class CountsItsBlocks(nn.Module):
-    """A model whose code knows how many blocks it has."""
+class Row(nn.Module):
+    """A row of blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
-        self.blocks = nn.ModuleList(block() for _ in range(BLOCKS))
+        blocks = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(DEEPER)]
+        self.blocks = nn.ModuleList(blocks)
+
+
+class CountsItsBlocks(Row):
+    """A model whose code knows how many blocks it has."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number in range(BLOCKS):
+        for number in range(DEEPER):
             x = self.blocks[number](x)
         return x.mean()
 
@@ -144,16 +174,11 @@ def test_a_model_that_counts_its_blocks_is_followed_as_a_whole() -> None:
     workload = Workload(CountsItsBlocks, lambda n: torch.ones(n, 8), effective_batch_size=2)
     traced = trace(workload, {}, CPU)
     assert traced.shallower is None
-    assert resting_of(traced, workload, CPU).blocks == BLOCKS
+    assert resting_of(traced, workload, CPU).blocks == DEEPER
 
 
-class RemembersItsBlocks(nn.Module):
+class RemembersItsBlocks(Row):
     """A model each of whose blocks looks at the results of all before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
-        self.blocks = nn.ModuleList(block() for _ in range(DEEPER))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         results = [x]
@@ -167,13 +192,8 @@ def test_a_model_whose_blocks_do_ever_more_is_followed_as_a_whole() -> None:
     assert trace(workload, {}, CPU).shallower is None
 
 
-class AddsTheBlockBefore(nn.Module):
+class AddsTheBlockBefore(Row):
     """A model each of whose blocks is given the results of the two before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
-        self.blocks = nn.ModuleList(block() for _ in range(DEEPER))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         before = x

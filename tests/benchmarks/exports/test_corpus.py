@@ -140,10 +140,17 @@ def test_a_parser_refusing_a_tuned_file_is_told(
 
     monkeypatch.setattr(corpus_parsers, "refusals", refusals)
     results = tmp_path / "parsers" / "axolotl.jsonl"
+    results.parent.mkdir()
+    earlier = {"file": "b.yaml", "before": None, "after": None}
+    stale = {**earlier, "file": "a.yaml"}
+    results.write_text(f"{json.dumps(stale)}\n{json.dumps(earlier)}\n")
     given = ["axolotl", "--python", "python", "--results", str(results)]
     for folder in ("before", "after"):
         given += [f"--{folder}", str(tmp_path / folder)]
     assert corpus_parsers.main(given) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "1 refused"
-    assert json.loads(results.read_text()) == {"file": "a.yaml", "before": None, "after": "no"}
+    assert list(map(json.loads, results.read_text().splitlines())) == [
+        {"file": "a.yaml", "before": None, "after": "no"},
+        earlier,
+    ]
     assert set(corpus_summary.TOOLS) == {"axolotl", "llamafactory", "ms-swift"}
