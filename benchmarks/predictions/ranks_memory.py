@@ -1,11 +1,13 @@
-"""Predicted against measured memory and collectives of one rank: 24 configs on 2 and 4 gloo ranks of a small Llama, and
-what predicting one of 8, 64 and 1,024 ranks takes. `python -m benchmarks.ranks_memory`; 5 minutes on two cores.
+"""Predicted against measured memory and collectives of ranks: `python -m benchmarks.ranks_memory`.
 
-Measured is the peak of tensor storage in the third step of each rank, the smallest of three runs: gloo keeps the inputs
-of some collectives until a thread of its own is done. Collectives are compared in kind, group and bytes.
+A small Llama on 2 and 4 gloo ranks: 24 configs that divide weights, layers, tokens or samples, and
+24 with the stages of a pipeline, which need different memory. Then what it takes to predict one of
+8, 64 and 1,024 ranks. Some ten minutes on two cores.
+
+Measured is the peak of tensor storage in the third step of each rank, the smallest of three runs:
+gloo keeps the inputs of some collectives until a thread of its own is done. Collectives are
+compared in kind, group and bytes, where a step has one micro-batch and no stages.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -28,23 +30,42 @@ from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.models import resolve
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.setup import Setup
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
 
 RESULTS = Path(__file__).parents[1] / "results" / "ranks_memory.json"
-RUNS, STEPS, BATCH = 3, 3, 8
-FSDP, DDP, LORA = {"data_parallel": "fsdp"}, {"data_parallel": "ddp"}, {"lora_rank": 4}
-HSDP, TENSOR = FSDP | {"data_parallel_replicate": 2}, {"tensor_parallel": 2}
-WHOLE, EACH = {"micro_batch_size": 4}, {"micro_batch_size": 2}
+RUNS = 3
+STEPS = 3
+BATCH = 8
+
+FSDP = {"data_parallel": "fsdp"}
+DDP = {"data_parallel": "ddp"}
+HSDP = FSDP | {"data_parallel_replicate": 2}
+TENSOR = {"tensor_parallel": 2}
+TWO_STAGES = {"pipeline_parallel": 2}
+FOUR_STAGES = {"pipeline_parallel": 4}
+GPIPE = {"pipeline_schedule": "gpipe"}
+
+LORA = {"lora_rank": 4}
+QLORA = LORA | {"quantization": "nf4", "precision": "bf16"}
 FULL = {"activation_checkpointing": "full"}
-CONFIGS: tuple[tuple[int, dict[str, Any]], ...] = (
+MIXED = {"precision": "bf16-mixed"}
+
+ONE = {"micro_batch_size": 1}
+EACH = {"micro_batch_size": 2}
+WHOLE = {"micro_batch_size": 4}
+ALL = {"micro_batch_size": 8}
+
+Knobs = dict[str, Any]
+CONFIGS: tuple[tuple[int, Knobs], ...] = (
     (2, FSDP | WHOLE),
     (2, FSDP | EACH),
     (2, FSDP | WHOLE | {"reshard_after_forward": False}),
     (2, FSDP | WHOLE | {"precision": "bf16"}),
-    (2, FSDP | EACH | {"precision": "bf16-mixed"}),
+    (2, FSDP | EACH | MIXED),
     (2, FSDP | EACH | LORA),
-    (2, FSDP | EACH | LORA | {"quantization": "nf4", "precision": "bf16"}),
+    (2, FSDP | EACH | QLORA),
     (2, FSDP | WHOLE | LORA | {"quantization": "nf4-dq"} | FULL),
     (2, FSDP | EACH | FULL),
     (2, FSDP | EACH | {"activation_checkpointing": "selective"}),
@@ -54,14 +75,38 @@ CONFIGS: tuple[tuple[int, dict[str, Any]], ...] = (
     (2, DDP | WHOLE),
     (2, DDP | EACH),
     (2, DDP | EACH | LORA | {"quantization": "nf4"}),
-    (2, TENSOR | {"micro_batch_size": 8}),
+    (2, TENSOR | ALL),
     (2, TENSOR | EACH | FULL | {"optimizer": "adamw-foreach"}),
-    (2, FSDP | {"context_parallel": 2, "micro_batch_size": 4}),
-    (4, HSDP | {"micro_batch_size": 2}),
-    (4, HSDP | {"micro_batch_size": 1} | LORA),
-    (4, FSDP | TENSOR | {"micro_batch_size": 4}),
+    (2, FSDP | {"context_parallel": 2} | WHOLE),
+    (4, HSDP | EACH),
+    (4, HSDP | ONE | LORA),
+    (4, FSDP | TENSOR | WHOLE),
     (4, FSDP | TENSOR | EACH | FULL),
-    (4, FSDP | {"context_parallel": 2} | EACH | {"precision": "bf16-mixed"}),
+    (4, FSDP | {"context_parallel": 2} | EACH | MIXED),
+    (2, TWO_STAGES | ONE),
+    (2, TWO_STAGES | EACH),
+    (2, TWO_STAGES | WHOLE),
+    (2, TWO_STAGES | ALL),
+    (2, TWO_STAGES | ONE | GPIPE),
+    (2, TWO_STAGES | EACH | GPIPE | FULL),
+    (2, TWO_STAGES | ONE | FULL),
+    (2, TWO_STAGES | ONE | {"activation_checkpointing": "selective"}),
+    (2, TWO_STAGES | EACH | {"precision": "bf16"}),
+    (2, TWO_STAGES | ONE | MIXED),
+    (2, TWO_STAGES | ONE | LORA),
+    (2, TWO_STAGES | EACH | QLORA),
+    (2, TWO_STAGES | ONE | LORA | {"quantization": "nf4-dq"} | FULL | MIXED),
+    (2, TWO_STAGES | EACH | LORA | {"quantization": "int8"}),
+    (2, TWO_STAGES | EACH | {"loss": "chunked"}),
+    (2, TWO_STAGES | ONE | {"optimizer": "adamw-foreach", "attention": "eager"}),
+    (2, TWO_STAGES | WHOLE | QLORA | GPIPE),
+    (4, TWO_STAGES | DDP | ONE),
+    (4, TWO_STAGES | DDP | EACH | LORA),
+    (4, TWO_STAGES | FSDP | ONE),
+    (4, TWO_STAGES | FSDP | EACH | FULL | MIXED),
+    (4, TWO_STAGES | FSDP | ONE | QLORA),
+    (4, FOUR_STAGES | ONE),
+    (4, FOUR_STAGES | EACH | GPIPE | MIXED),
 )
 LARGE = ("llama-3.1-8b", "llama-3.1-70b")
 _LLAMA = {
@@ -80,11 +125,11 @@ Exchanged = list[tuple[str, int, int, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """One config. `measured`: of each rank."""
+    """One config, and the bytes of each rank."""
 
     ranks: int
-    config: dict[str, Any]
-    predicted: int
+    config: Knobs
+    predicted: tuple[int, ...]
     measured: tuple[int, ...]
     predicted_collectives: Exchanged
     measured_collectives: Exchanged
@@ -92,7 +137,12 @@ class Row:
     @property
     def error(self) -> int:
         """Bytes predicted too many, of the rank that it is worst of."""
-        return max((self.predicted - each for each in self.measured), key=abs)
+        errors = [
+            predicted - measured
+            for predicted, measured in zip(self.predicted, self.measured, strict=True)
+        ]
+
+        return max(errors, key=abs)
 
 
 def workload() -> Workload:
@@ -106,20 +156,21 @@ def hardware(ranks: int) -> Hardware:
     return detect("cpu").of_several(ranks)
 
 
-def predict(ranks: int, config: dict[str, Any]) -> tuple[int, Exchanged]:
-    """(the peak, the collectives) by a trace."""
+def predict(ranks: int, config: Knobs) -> tuple[tuple[int, ...], Exchanged]:
+    """(the peak of each rank, the collectives) by a trace."""
     traced = trace(workload(), config, hardware(ranks))
-    forward, micro_batches = (
-        traced.start("forward"),
-        int(traced.config["gradient_accumulation_steps"] or 1),
-    )
-    of_step = [each for each in traced.collectives if each.event >= forward]
-    counted = (
-        counts((each.kind, each.ranks, each.nbytes) for each in of_step)
-        if micro_batches == 1
-        else []
-    )
-    return peak_of(traced, hardware(ranks)).nbytes, counted
+    stages = traced.stages or (traced,)
+    of_stages = [peak_of(stage, hardware(ranks)).nbytes for stage in stages]
+
+    ranks_of_stage = ranks // len(stages)
+    peaks = tuple(of_stages[rank // ranks_of_stage] for rank in range(ranks))
+    if traced.stages or traced.config["gradient_accumulation_steps"] not in (1, None):
+        return peaks, []
+
+    forward = traced.start("forward")
+    of_step = [exchange for exchange in traced.collectives if exchange.event >= forward]
+
+    return peaks, counts((one.kind, one.ranks, one.nbytes) for one in of_step)
 
 
 class _Watch(StorageTracker):
@@ -130,24 +181,33 @@ class _Watch(StorageTracker):
         self.exchanged: list[tuple[str, int, int]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        found = None if result is NotImplemented else collective_of(func, args, result)
+        if result is NotImplemented:
+            return result
+
+        found = collective_of(func, args, result)
         if found:
             self.exchanged.append((found.kind, found.ranks, found.nbytes))
+
         return result
 
 
-def measure(_: Any, ranks: int) -> list[list[tuple[str, list[int], Exchanged]]]:
-    """On a rank: of every config and run, the peak of each rank and the collectives of this one."""
+def measure(_: Any, ranks: int) -> list[list[tuple[list[int], Exchanged]]]:
+    """On a rank: of every config and run, the peak of each rank and this one's collectives."""
     chosen = [config for world, config in CONFIGS if world == ranks]
     return [[measured(ranks, config) for _ in range(RUNS)] for config in chosen]
 
 
-def measured(ranks: int, config: dict[str, Any]) -> tuple[str, list[int], Exchanged]:
-    """(the config, the peak of each rank, the collectives of this one's last step)."""
-    watch, given = _Watch(), workload()
+def measured(ranks: int, config: Knobs) -> tuple[list[int], Exchanged]:
+    """(the peak of each rank, the collectives of this one's last step)."""
+    watch = _Watch()
+    given = workload()
     with watch:
         setup = build(given, config, hardware(ranks))
         batch = given.batch(BATCH // setup.ranks.layout.dp_degree)
@@ -155,27 +215,63 @@ def measured(ranks: int, config: dict[str, Any]) -> tuple[str, list[int], Exchan
             watch.exchanged = []
             accumulate(setup, batch)
             update(setup)
+
     setup.close()
-    exchanged = (
-        counts(watch.exchanged) if setup.config["gradient_accumulation_steps"] in (1, None) else []
-    )
-    peaks = [int(each) for each in setup.ranks.everywhere(float(watch.peak))[0]]
-    return json.dumps(config), peaks, exchanged
+    peaks = [int(peak) for peak in setup.ranks.everywhere(float(watch.peak))[0]]
+
+    return peaks, counts(watch.exchanged) if _tells_collectives(setup) else []
+
+
+def _tells_collectives(setup: Setup) -> bool:
+    """Whether a step has one micro-batch and no stages."""
+    of_one = setup.config["gradient_accumulation_steps"] in (1, None)
+    return of_one and setup.ranks.layout.pipeline == 1
 
 
 def counts(exchanged: Iterable[tuple[str, int, int]]) -> Exchanged:
     """How often each was exchanged."""
-    return [(*each, count) for each, count in sorted(Counter(exchanged).items())]
+    return [(*kind, count) for kind, count in sorted(Counter(exchanged).items())]
 
 
 def large(model: str, ranks: int) -> tuple[float, Trace]:
-    """(seconds to predict, the trace) of one of so many ranks: fsdp of all weights in bf16, on H100 cards."""
+    """(seconds to predict, the trace) of one of so many ranks with FSDP, in bf16 on H100 cards."""
     target = hardware_of(card("h100")).of_several(8, max(1, ranks // 8))
     given = resolve(model, sequence_length=2048, effective_batch_size=ranks)
-    config = FSDP | FULL | {"precision": "bf16", "micro_batch_size": 1}
+    config = FSDP | FULL | ONE | {"precision": "bf16"}
+
     start = time.monotonic()
     traced = trace(given, config, target)
+
     return time.monotonic() - start, traced
+
+
+def rows_of(ranks: int) -> list[Row]:
+    """Every config of so many ranks, measured and predicted."""
+    chosen = [config for world, config in CONFIGS if world == ranks]
+    by_config = on_ranks(measure, ranks, count=ranks, device="cpu")
+
+    rows = []
+    for config, runs in zip(chosen, by_config, strict=True):
+        least = zip(*(peaks for peaks, _ in runs), strict=True)
+        predicted, collectives = predict(ranks, config)
+        row = Row(
+            ranks,
+            config,
+            predicted,
+            tuple(min(peaks) for peaks in least),
+            collectives,
+            runs[0][1],
+        )
+        rows.append(row)
+
+        same = row.predicted_collectives == row.measured_collectives
+        print(
+            f"{ranks} ranks {max(row.predicted):10,} predicted {row.error:+8,}  "
+            f"{'same' if same else 'OTHER'} collectives  {json.dumps(config)}",
+            flush=True,
+        )
+
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,43 +279,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    rows = []
-    for ranks in (2, 4):
-        chosen = [config for world, config in CONFIGS if world == ranks]
-        for config, runs in zip(
-            chosen, on_ranks(measure, ranks, count=ranks, device="cpu"), strict=True
-        ):
-            peaks = tuple(min(each) for each in zip(*(peaks for _, peaks, _ in runs), strict=True))
-            predicted, collectives = predict(ranks, config)
-            row = Row(ranks, config, predicted, peaks, collectives, runs[0][2])
-            rows.append(row)
-            same = (
-                "same collectives"
-                if row.predicted_collectives == row.measured_collectives
-                else "OTHER COLLECTIVES"
-            )
-            print(
-                f"{ranks} ranks {row.predicted:10,} predicted {row.error:+8,}  {same}  {json.dumps(config)}"
-            )
+
+    rows = [row for ranks in (2, 4) for row in rows_of(ranks)]
+
     scales = []
     for model in LARGE:
         for ranks in (8, 64, 1024):
             seconds, traced = large(model, ranks)
             target = hardware_of(card("h100")).of_several(8, max(1, ranks // 8))
-            peak = peak_of(traced, target)
-            scales.append(
-                {"model": model, "ranks": ranks, "seconds": seconds, "gib": peak.nbytes / GIB}
-            )
+            gib = peak_of(traced, target).nbytes / GIB
+            scales.append({"model": model, "ranks": ranks, "seconds": seconds, "gib": gib})
             print(
-                f"{model} on {ranks:5} ranks: {peak.nbytes / GIB:6.2f} GiB each, predicted in {seconds:.1f} s"
+                f"{model} on {ranks:5} ranks: {gib:6.2f} GiB each, predicted in {seconds:.1f} s",
+                flush=True,
             )
-    figures = {"rows": [asdict(row) | {"error": row.error} for row in rows], "scales": scales}
+
+    figures = {
+        "rows": [asdict(row) | {"error": row.error} for row in rows],
+        "scales": scales,
+    }
     given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
     return 0
 
 
 if __name__ == "__main__":
     # ranks import what they call by its module's name
-    from benchmarks.ranks_memory import main as run
+    from benchmarks.predictions.ranks_memory import main as run
 
     raise SystemExit(run())
