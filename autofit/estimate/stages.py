@@ -2,11 +2,66 @@
 how long a step takes in which stages wait for one another."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from autofit.estimate.earlier_micro_batches import Turn, averages_last
 from autofit.estimate.recorder import Event
 from autofit.estimate.step_trace import Trace
 from autofit.training.pipeline import under_way_in
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When the backward of a micro-batch runs in a stage, at which it may need most.
+
+    Attributes:
+        buffers: how many micro-batches are under way at most: each has a buffer for what it
+            receives.
+        others: how many of them hold activations now, beside this one.
+        ended: how many backwards of the step have ended, or 1 for some.
+        drains: no forward comes between the backward before and this one.
+        keeps_sent: sends are waited for behind all forwards, and behind all backwards.
+    """
+
+    buffers: int
+    others: int
+    ended: int
+    drains: bool = False
+    keeps_sent: bool = False
+
+    @property
+    def turn(self) -> Turn:
+        """Of the micro-batch whose backward runs."""
+        if not self.ended:
+            return Turn.FIRST
+
+        return Turn.DRAIN if self.drains else Turn.LATER
+
+
+def moments_of(
+    stage: int,
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+) -> list[Moment]:
+    """The backwards of a step at one of which a stage needs most.
+
+    While all micro-batches are under way no backward has left gradients. Later ones find them, but
+    fewer activations; and where sends are waited for at the end, more that was sent.
+    """
+    is_1f1b = schedule == "1f1b" and micro_batches >= stages
+    buffers = under_way_in(stage, stages, micro_batches) if is_1f1b else micro_batches
+    if buffers < micro_batches:
+        return [Moment(buffers, buffers - 1, 1)]
+
+    found = []
+    for ended in sorted({0, 1, micro_batches - 1}):
+        if ended < micro_batches:
+            others = micro_batches - 1 - ended
+            found.append(Moment(buffers, others, ended, ended > 0, keeps_sent=not is_1f1b))
+
+    return found
+
 
 # The labels of what a micro-batch has for itself; weights and their like have others.
 _OWN = (None, "inputs")
@@ -18,7 +73,7 @@ def with_others_under_way(
     traced: Trace,
     stage: int,
     stages: int,
-    under_way: int,
+    at: Moment,
     micro_batches: int,
 ) -> Trace:
     """A stage's trace that also has what the other micro-batches hold, as its `whole`.
@@ -28,17 +83,17 @@ def with_others_under_way(
 
     Args:
         traced: one micro-batch through the stage, which is one of so many.
-        under_way: how many have begun there and not ended, at most.
+        at: when its backward runs.
         micro_batches: of a step.
     """
     step = traced.whole or traced
-    others = under_way - 1
     start = step.start("forward")
     backward = step.start("backward")
-    # Behind the last gradient ranks may average them, when no other micro-batch is under way.
     update = step.start("update")
-    completed = [number for number in step.completed.values() if backward <= number <= update]
-    end = max(completed, default=update)
+    end = update
+    if averages_last(traced.config):  # behind the last gradient, when no other is under way
+        completed = [number for number in step.completed.values() if backward <= number <= update]
+        end = max(completed, default=update)
 
     sizes: dict[int, int] = {}
     made: list[int] = []
@@ -52,28 +107,19 @@ def with_others_under_way(
         sizes[storage] for storage in made if sizes[storage] and step.labels.get(storage) in _OWN
     ]
 
+    beside = [traced.passed_bytes] * _exchanged(stage, stages, at, micro_batches)
+    if stage == stages - 1:
+        beside += [_LOSS_BYTES] * (micro_batches - 1)
+
     storage = 1 + max((event.storage for event in step.events), default=0)
     begun: list[Event] = []
     ended: list[Event] = []
     labels = dict(step.labels)
-    for nbytes in held * others:
+    for nbytes in held * at.others:
         labels[storage] = "inputs"
         begun.append(Event(storage, nbytes))
         ended.append(Event(storage, 0))
         storage += 1
-
-    several = micro_batches > 1
-    beside = []
-    if stage > 0:  # buffers, and the gradient that was sent last
-        beside += [traced.passed_bytes] * (others + several)
-
-    if stage < stages - 1:
-        beside += [traced.passed_bytes] * (min(micro_batches, _GRADIENT_BUFFERS) - 1)
-        in_turn = traced.config.pipeline_schedule == "gpipe" and several
-        if in_turn or micro_batches - under_way > 1:  # with gloo, what was passed on last but one
-            beside.append(traced.passed_bytes)
-    else:
-        beside += [_LOSS_BYTES] * (micro_batches - 1)
 
     for nbytes in beside:
         labels[storage] = "inputs"
@@ -102,6 +148,23 @@ def with_others_under_way(
     )
 
     return replace(traced, whole=whole, reserved={})
+
+
+def _exchanged(stage: int, stages: int, at: Moment, micro_batches: int) -> int:
+    """How many tensors a stage keeps that it exchanges, beside those of the traced micro-batch."""
+    count = 0
+    if stage > 0:
+        count += at.buffers - 1
+        count += at.ended if at.keeps_sent else min(at.ended, 1)
+
+    if stage < stages - 1:
+        count += min(micro_batches, _GRADIENT_BUFFERS) - 1
+        if at.keeps_sent:
+            count += at.ended  # with gloo, which keeps what was sent as long as its work
+        elif micro_batches - at.buffers > 1:
+            count += 1  # with gloo, what was passed on last but one
+
+    return count
 
 
 def seconds_of_schedule(

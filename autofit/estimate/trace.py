@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -33,6 +32,12 @@ from autofit.estimate.block_marks import (
     without_gradients,
 )
 from autofit.estimate.deepened import deepened, reach_of
+from autofit.estimate.earlier_micro_batches import (
+    Turn,
+    after_forwards,
+    averages_last,
+    leave_own_gradients,
+)
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.gradient_buckets import in_large_buckets, with_buckets
@@ -44,7 +49,7 @@ from autofit.estimate.recorder import Event, Recorder
 from autofit.estimate.saved_activations import SavedTensors
 from autofit.estimate.shallow_model import Cut, SampledChunks, retain
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.stages import with_others_under_way
+from autofit.estimate.stages import Moment, moments_of, with_others_under_way
 from autofit.estimate.step_trace import Trace
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
@@ -52,7 +57,7 @@ from autofit.setup.streamed_blocks import streamable_weights
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize
-from autofit.training.pipeline import Pipeline, under_way_in
+from autofit.training.pipeline import Pipeline
 from autofit.training.pipeline_cut import plan_of_stages
 from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
@@ -100,31 +105,34 @@ def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole:
 
     micro_batches = config.gradient_accumulation_steps or 1
     count = len(cuts) - 1
-    traced: dict[tuple[bool, bool, int, bool], Trace] = {}
+    gathers = config.data_parallel == "fsdp"
+    traced: dict[tuple[bool, bool, int, Turn], Trace] = {}
 
-    def of_stage(stage: int, under_way: int, *, begins: bool) -> Trace:
-        """The trace of a micro-batch beside others, perhaps the first of a step."""
-        kind = (stage == 0, stage == count - 1, cuts[stage + 1] - cuts[stage], begins)
+    def of_stage(stage: int, at: Moment) -> Trace:
+        """The trace of a micro-batch beside others."""
+        turn = at.turn
+        if turn is Turn.DRAIN and not gathers:
+            turn = Turn.LATER
+
+        kind = (stage == 0, stage == count - 1, cuts[stage + 1] - cuts[stage], turn)
         if kind not in traced:
             traced[kind] = _of_stage(
-                workload, config, hardware, stage, cuts, whole=whole, begins=begins
+                workload, config, hardware, stage, cuts, whole=whole, turn=turn
             )
-        return with_others_under_way(traced[kind], stage, count, under_way, micro_batches)
+
+        return with_others_under_way(traced[kind], stage, count, at, micro_batches)
 
     stages = []
     for stage in range(count):
-        under_way = micro_batches
-        if config.pipeline_schedule == "1f1b" and micro_batches >= count:
-            under_way = under_way_in(stage, count, micro_batches)
+        moments = moments_of(
+            stage,
+            count,
+            micro_batches,
+            str(config.pipeline_schedule),
+        )
+        found = [of_stage(stage, at) for at in moments]
+        stages.append(max(found, key=lambda trace: peak_of(trace, hardware).nbytes))
 
-        if under_way < micro_batches or micro_batches == 1:
-            stages.append(of_stage(stage, under_way, begins=False))
-            continue
-
-        # No backward of a step has ended while all of its micro-batches are under way.
-        first = of_stage(stage, under_way, begins=True)
-        second = of_stage(stage, under_way - 1, begins=False)
-        stages.append(max(first, second, key=lambda trace: peak_of(trace, hardware).nbytes))
     return replace(stages[0], stages=tuple(stages))
 
 
@@ -136,13 +144,9 @@ def _of_stage(
     cuts: list[int],
     *,
     whole: bool,
-    begins: bool,
+    turn: Turn,
 ) -> Trace:
-    """The trace of one micro-batch through one stage.
-
-    Args:
-        begins: it is the first of a step.
-    """
+    """The trace of one micro-batch through one stage."""
     start = cuts[stage]
     stop = cuts[stage + 1]
     is_first = stage == 0
@@ -155,11 +159,11 @@ def _of_stage(
         return made
 
     if not whole:
-        found = _of_few_blocks(workload, config, hardware, skeleton, stage, begins=begins)
+        found = _of_few_blocks(workload, config, hardware, skeleton, stage, turn=turn)
         if found is not None:
             return found
     return trace_skeleton(
-        workload, config, hardware, skeleton(), between=True, stage=stage, begins=begins
+        workload, config, hardware, skeleton(), between=True, stage=stage, turn=turn
     )
 
 
@@ -170,7 +174,7 @@ def _of_few_blocks(
     skeleton: Callable[[], Skeleton],
     stage: int | None = None,
     *,
-    begins: bool = False,
+    turn: Turn = Turn.LATER,
 ) -> Trace | None:
     """The trace of a deep model, of which few blocks are followed; None where it is not deep, or
     its blocks do not do alike.
@@ -197,7 +201,7 @@ def _of_few_blocks(
         calls=calls,
         between=True,
         stage=stage,
-        begins=begins,
+        turn=turn,
     )
     try:
         for _ in range(_CUTS):
@@ -252,7 +256,7 @@ def trace_skeleton(
     whole_batch: int | None = None,
     between: bool = False,
     stage: int | None = None,
-    begins: bool = False,
+    turn: Turn = Turn.LATER,
 ) -> Trace:
     """Trace one step of a model, which is used up.
 
@@ -264,7 +268,7 @@ def trace_skeleton(
             default: as the workload says.
         between: follow an evaluation and a saving, too.
         stage: the skeleton has the blocks of this stage of a pipeline, and its neighbours.
-        begins: the micro-batch is the first of a step also where gradients accumulate.
+        turn: of the micro-batch, where gradients accumulate.
 
     Raises:
         RefusedError: the config is impossible, or not for this model.
@@ -309,7 +313,7 @@ def trace_skeleton(
 
             owners = _owners(setup)
             counted = without_gradients(setup, skeleton.depth if rows else None)
-            packed, reached = _step(setup, recorder, fake_mode, owners, counted, begins=begins)
+            packed, reached = _step(setup, recorder, fake_mode, owners, counted, turn=turn)
             followed = {}
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
@@ -433,13 +437,13 @@ def _step(
     owners: Mapping[nn.Parameter, int],
     counted: Sequence[tuple[nn.Module, int | None]],
     *,
-    begins: bool,
+    turn: Turn,
 ) -> tuple[bool, set[nn.Parameter]]:
     """Record a step; whether its batch is packed, and the parameters that its backward reaches.
 
     Args:
         counted: blocks that run without gradients, and whether each stands for others: FROZEN.
-        begins: no micro-batch of the step has left gradients.
+        turn: of the micro-batch, where gradients accumulate.
     """
     blocks = repeated_blocks(setup.model)
     recorder.mark("state")
@@ -468,11 +472,10 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating = (setup.config.gradient_accumulation_steps or 1) > 1 and not begins
+    micro_batches = setup.config.gradient_accumulation_steps or 1
+    accumulating = micro_batches > 1 and turn is not Turn.FIRST
     layout = setup.ranks.layout
-    # Whether gradients wait for the last micro-batch, to be averaged over ranks.
-    averaged_last = layout.replicate > 1 or bool(setup.config.lora_rank)
-    waits = accumulating and layout.dp_degree > 1 and averaged_last
+    waits = accumulating and layout.dp_degree > 1 and averages_last(setup.config)
     with ExitStack() as hooks:
         for number, block in enumerate(blocks):
             is_last = number == len(blocks) - 1
@@ -480,7 +483,7 @@ def _step(
                 hooks.callback(handle.remove)
 
         if waits:
-            _leave_own_gradients(setup, batch, recorder)
+            leave_own_gradients(setup, batch, recorder)
             setup.ranks = asked_before(setup.ranks)
         if accumulating and not waits:
             for parameter in trained:
@@ -502,6 +505,10 @@ def _step(
             Pipeline(setup).prepare(batch)
             recorder.mark("state")
         recorder.phase = lambda: setup.progress.phase
+        if turn is not Turn.LATER and setup.config.data_parallel == "fsdp":
+            # Those of all micro-batches, or none since another backward.
+            forwards = 0 if turn is Turn.DRAIN else min(micro_batches, 2)
+            hooks.enter_context(after_forwards(setup, forwards))
         loss = accumulate(setup, batch)
 
         unreached = made.keys() - reached
@@ -516,18 +523,6 @@ def _step(
         recorder.phase = None
         recorder.mark("end")
     return bool(beside), reached
-
-
-def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
-    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until
-    then."""
-    before = set(recorder.living)
-    sync_gradients = setup.exchange.sync_gradients
-    with mock.patch.object(setup.exchange, "sync_gradients", lambda is_last: sync_gradients(False)):
-        accumulate(setup, batch)
-    setup.progress.phase = "forward"
-    recorder.mark("state")
-    recorder.labels |= dict.fromkeys(recorder.living - before, "gradients")
 
 
 def shape_here(parameter: nn.Parameter) -> torch.Size:

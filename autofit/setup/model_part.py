@@ -184,6 +184,9 @@ def hidden_at_first_block(
     model: nn.Module, part: ModelPart, forward: Callable[[], Any]
 ) -> torch.Tensor:
     """What the first block is given in a forward, which ends there: of zeros on later stages."""
+    if isinstance(model, FSDPModule):  # it looks for all of its modules in its first forward
+        fully_shard.state(model)._lazy_init()
+
     part.begin(None)
     try:
         with part.first_block_is(EndHere()):

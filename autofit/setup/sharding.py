@@ -225,6 +225,24 @@ class _DeferredSync:
                 module.set_requires_gradient_sync(is_reduced, recurse=False)
 
 
+def prefetch_as_after(model: nn.Module, forwards: int) -> None:
+    """Have FSDP gather ahead in the next backward as if a forward had run so often before it.
+
+    It gathers the group whose forward came before: after several forwards also behind the first
+    group of the last one, and nothing after none, which a backward behind another one finds.
+    """
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    states = dict.fromkeys(module._get_fsdp_state() for module in sharded)
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    for group in groups:
+        earlier = (forwards - 1) * len(group.comm_ctx.post_forward_order)
+        indices = [index + earlier for index in group._post_forward_indices]
+        group._post_forward_indices[:] = indices if forwards else []
+
+    for context in {id(group.comm_ctx): group.comm_ctx for group in groups}.values():
+        context.post_forward_order *= forwards
+
+
 def _is_gathered_once(module: FSDPModule) -> bool:
     """Whether the weights of a module's own group were whole before, or there are none."""
     for group in module._get_fsdp_state()._fsdp_param_groups:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.estimate.between_steps import EVALUATION, SAVING
+from autofit.estimate.earlier_micro_batches import Turn
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
-from autofit.estimate.stages import seconds_of_schedule
+from autofit.estimate.stages import moments_of, seconds_of_schedule
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.hardware.tracker import StorageTracker
@@ -24,16 +25,22 @@ from tests.ranks import on_ranks
 
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 1}
 SHARDED = PIPELINE | {"data_parallel": "fsdp"}
+GPIPE = {"pipeline_schedule": "gpipe"}
+FULL = {"activation_checkpointing": "full"}
 CASES: dict[int, list[dict[str, Any]]] = {
     2: [
         PIPELINE,
         PIPELINE | {"micro_batch_size": 4},  # all micro-batches are under way at once
-        PIPELINE | {"activation_checkpointing": "full", "precision": "bf16-mixed"},
+        PIPELINE | FULL | {"precision": "bf16-mixed"},
         PIPELINE | {"lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
+        PIPELINE | GPIPE | FULL,  # most in the second backward
     ],
-    4: [SHARDED, {"pipeline_parallel": 4, "micro_batch_size": 1}],
+    4: [
+        SHARDED,
+        {"pipeline_parallel": 4, "micro_batch_size": 1},
+        SHARDED | FULL | {"micro_batch_size": 2},  # no forward before the second backward
+    ],
 }
-GPIPE = {"pipeline_schedule": "gpipe"}
 CLOSE = 64  # bytes of numbers that ranks exchange
 
 
@@ -128,6 +135,20 @@ def test_a_step_takes_as_long_as_its_slowest_stage_and_the_bubble(
     both = [sum(times) for times in stages]
     assert seconds >= micro_batches * max(both) - 1e-9
     assert seconds <= (micro_batches + len(stages) - 1) * (max(forward) + max(backward)) + 1e-9
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.data(), st.sampled_from(["1f1b", "gpipe"]))
+def test_a_stage_needs_most_in_one_of_its_backwards(
+    stages: int, micro_batches: int, data: st.DataObject, schedule: str
+) -> None:
+    """No more micro-batches hold activations than have begun and not ended, and one always runs."""
+    stage = data.draw(st.integers(0, stages - 1))
+    for moment in moments_of(stage, stages, micro_batches, schedule):
+        assert 0 <= moment.others < moment.buffers <= micro_batches
+        assert moment.others + moment.ended < micro_batches
+        assert moment.turn is Turn.FIRST or moment.ended
+        if schedule == "1f1b" and micro_batches >= stages:
+            assert moment.others < stages - stage
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Hyperparameters, Workload
@@ -117,6 +118,8 @@ def returned(knobs: Mapping[str, Any], world: int) -> tuple[list[bool], list[flo
         own, counts = own_samples(batch, setup.ranks.dp_rank, layout.dp_degree)
         accumulate(setup, LocalBatch(own, counts))
         update(setup)
+    sharded = [module for module in setup.model.modules() if isinstance(module, FSDPModule)]
+    roots = [module for module in sharded if module._get_fsdp_state()._is_root]
     setup.close()
 
     after = dict(model.named_parameters())
@@ -125,6 +128,7 @@ def returned(knobs: Mapping[str, Any], world: int) -> tuple[list[bool], list[flo
         [set(vars(module)) for module in model.modules()] == attributes,
         after.keys() == parameters.keys(),
         all(after[name] is parameters[name] for name in after),
+        len(roots) <= 1,  # of others FSDP gathers nothing ahead
     ]
     return same, [float(weight.detach().double().sum()) for weight in after.values()]
 
@@ -134,7 +138,7 @@ def test_a_model_comes_back_whole_and_trained(world: int, knobs: dict[str, Any])
     """On every rank, with the values that one device trains from the first rank's weights."""
     ((_, expected),) = on_ranks(1, returned, {"micro_batch_size": 3}, 1)
     for same, sums in on_ranks(world, returned, knobs, world):
-        assert same == [True] * 4
+        assert same == [True] * 5
         assert sums == pytest.approx(expected, abs=1e-4)
 
 
