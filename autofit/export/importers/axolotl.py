@@ -81,6 +81,8 @@ _EMBEDDINGS = ("lm_head", "embed_tokens")  # beside these gradients are asked of
 # The third brings kernels for experts; the last one watches.
 _PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "KernelsPlugin", "SwanLabPlugin")
 _TILES = "tiled_mlp"
+# Of the last, which a file has instead of the second, axolotl works the accumulation out.
+_MICRO, _ACCUMULATION, _BATCH = "micro_batch_size", "gradient_accumulation_steps", "batch_size"
 _LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
 
@@ -108,6 +110,8 @@ def _task(keys: Keys) -> str:
 def _refuse(keys: Keys) -> str | None:
     if reason := refused_key(keys, _REFUSED):
         return reason
+    if keys.get(_BATCH) is not None and keys.get(_ACCUMULATION) is not None:
+        return f"{_BATCH} and {_ACCUMULATION}: axolotl takes one of them alone."
     if keys.get("expert_parallel_size") not in (None, 0, 1):
         return "expert_parallel_size: experts on devices of their own are not known."
     plugins = keys.get("plugins") or ()
@@ -363,7 +367,29 @@ def _read(keys: Keys, _: Division) -> Keys:
     if keys.get(_TWO_KERNELS):
         read["attn_implementation"] = "sdpa"
 
+    batch = keys.get(_BATCH)
+    micro_batch = keys.get(_MICRO)
+    if batch is not None:
+        _check_positive(_BATCH, batch)
+        _check_positive(_MICRO, micro_batch)
+        read[_ACCUMULATION] = max(1, batch // micro_batch)
+
     return read
+
+
+def _written(keys: Keys, changed: Keys, written: Keys) -> Keys:
+    """The changes of a file that says the samples of a step on a device, instead of how many
+    micro-batches it accumulates."""
+    if keys.get(_BATCH) is None or changed.keys().isdisjoint((_MICRO, _ACCUMULATION)):
+        return changed
+
+    found = dict(changed)
+    found.pop(_ACCUMULATION, None)
+    batch = written[_MICRO] * written[_ACCUMULATION]
+    if batch != keys[_BATCH]:
+        found[_BATCH] = batch
+
+    return found
 
 
 def _keeps(keys: Keys) -> tuple[str, ...]:
@@ -396,6 +422,7 @@ IMPORTER = Importer(
     refuse=_refuse,
     divide=_divide,
     read=_read,
+    written=_written,
     targets="lora_target_modules",
     pattern=_pattern,
     trains=_trains,

@@ -66,6 +66,8 @@ class Importer:
         notes: by the keys, sentences on what is predicted otherwise than the file says.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
+        written: (the file's keys, those that change, all that the exporter writes now) -> those that
+            change, where other keys of the file stand for some.
         older: keys of the exporter, and what they were called before; a file may have those.
         single: further keys that take one value.
         defaults: what the tool does where a file lacks a key, of keys that its exporter writes.
@@ -93,6 +95,7 @@ class Importer:
     stretches: bool = False
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
+    written: Callable[[Keys, Keys, Keys], Keys] = lambda keys, changed, written: changed
     older: Mapping[str, str] = field(default_factory=dict)
     single: tuple[str, ...] = ()
     defaults: Keys = field(default_factory=dict)
@@ -273,7 +276,9 @@ def changes(
             if not is_same and not _EVALUATED.search(key):
                 found[importer.name_of(keys, key)] = value
 
-    return found
+    every = {key: value for share in new.values() for key, value in share.items()}
+
+    return importer.written(keys, found, every)
 
 
 def can_become(

@@ -204,6 +204,7 @@ def test_older_names_of_keys_stay_as_they_are() -> None:
     ("keys", "reason"),
     [
         ({**AXOLOTL, "rl": "grpo"}, "rl: grpo is not tuned"),
+        ({**AXOLOTL, "gradient_accumulation_steps": 2, "batch_size": 4}, "takes one of them"),
         ({**AXOLOTL, "expert_parallel_size": 2}, "experts on devices of their own"),
         ({**AXOLOTL, "plugins": ["other.Plugin"]}, "plugins: other.Plugin is not known"),
         ({**LLAMA_FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft"),
@@ -445,6 +446,32 @@ def test_what_axolotl_does_without_a_key() -> None:
     for name, value in {"flash_attention": "flash", "eager_attention": "eager"}.items():
         keys = {**older, name: True}
         assert read(importer_of(keys, "a"), keys).attention == value
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "after", "expected"),
+    [
+        (8, 1, (4, 2), {"micro_batch_size": 4}),
+        (8, 4, (8, 1), {"micro_batch_size": 8}),
+        (5, 2, (1, 4), {"micro_batch_size": 1, "batch_size": 4}),  # which trains 4 samples a step
+        (5, 2, (2, 2), {}),
+    ],
+)
+def test_axolotl_works_accumulation_out_of_a_batch(
+    batch: int, micro_batch: int, after: tuple[int, int], expected: dict[str, int]
+) -> None:
+    """A file that says the samples of a step says nothing of accumulation, before and after."""
+    keys = {name: value for name, value in AXOLOTL.items() if name != "gradient_accumulation_steps"}
+    keys |= {"batch_size": batch, "micro_batch_size": micro_batch}
+    importer = importer_of(keys, "a")
+    in_step = micro_batch * (batch // micro_batch)
+    before = replace(named(), config=read(importer, keys), effective_batch_size=in_step)
+    assert before.config.micro_batch_size == micro_batch
+    assert before.config.gradient_accumulation_steps == batch // micro_batch
+
+    knobs = dict(zip(("micro_batch_size", "gradient_accumulation_steps"), after, strict=True))
+    tuned = replace(before, config=before.config.replace(**knobs))
+    assert changes(importer, keys, before, tuned, set(knobs)) == expected
 
 
 def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
