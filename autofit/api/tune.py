@@ -43,6 +43,7 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import write
 from autofit.setup.technique import Technique
 from autofit.techniques import all_techniques
+from autofit.tuning.predicted import CUT_SHORT
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,8 @@ def tune(
     )
     if result.config is None:
         message = f"no config that learns what {found.name} says is predicted to fit."
+        cut_short = [note for note in result.notes if note.endswith(CUT_SHORT)]
+        message = " ".join([message, *cut_short])
         larger = "a larger card"
         for each in result.remedies:
             if each.kind == "memory":

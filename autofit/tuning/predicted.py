@@ -51,6 +51,7 @@ from autofit.tuning.space import space_for
 from autofit.tuning.target import structure_traits, target_hardware
 
 _NO_LIMIT = 86_400.0  # seconds, where the user sets no time limit
+CUT_SHORT = "A longer --time-limit looks further."  # the end of a note that says so
 _ANSWER_SHARE = 0.9  # of the time limit, when the answer is there; the rest is for writing it
 _HOST_UNKNOWN = (
     "The host of that card is unknown: it is taken to have {:.0f} GiB, and configs that need none "
@@ -193,8 +194,7 @@ class PredictedSearch:
         if self._answer.cut_short:
             self._note(
                 f"{pluralize(predicted, 'config')} were predicted in the time that there was: "
-                "others may be faster, or fit where none of them does. A longer --time-limit looks "
-                "further."
+                f"others may be faster, or fit where none of them does. {CUT_SHORT}"
             )
         elif predicted < legal:
             self._note(

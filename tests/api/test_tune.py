@@ -21,6 +21,7 @@ from autofit.core.estimate import Remedy
 from autofit.core.workload import Workload
 from autofit.export.importers.document import flat
 from autofit.techniques import all_techniques
+from autofit.tuning.predicted import CUT_SHORT
 from tests import tiny
 from tests.following import unfollowed
 
@@ -141,10 +142,12 @@ def test_where_nothing_fits_it_says_what_would_be_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = Remedy("memory", ("--gpu-mem", "3.7"), Config(), 2**31)
-    found = SimpleNamespace(config=None, remedies=(more,))
+    cut_short = f"2 configs were predicted in time. {CUT_SHORT}"
+    found = SimpleNamespace(config=None, remedies=(more,), notes=("another note.", cut_short))
     monkeypatch.setattr("autofit.api.tune.search", lambda *_, **__: found)
-    with pytest.raises(NothingFitsError, match=r"take --gpu-mem 3\.7, which is predicted"):
+    with pytest.raises(NothingFitsError, match=r"take --gpu-mem 3\.7, which is predicted") as said:
         autofit.tune(written(tmp_path), gpu_mem=0.8)
+    assert said.value.message.endswith(f"to fit. {cut_short}")
 
 
 def test_packed_samples_keep_their_attention(
