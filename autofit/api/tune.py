@@ -7,7 +7,7 @@ import difflib
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -171,15 +171,10 @@ def tune(
     python = python_of_tool(found, tool_python, device) if verify_in_tool else None
 
     kept = (*keep, *importer.keeps(keys))
-    settings = _settings(found, kept, free)
+    settings = settings_of(found, kept, free)
     options = {**options, "devices": found.there.devices, "nodes": found.there.nodes}
-    searched = dataclasses.replace(
-        workload,
-        effective_batch_size=before.effective_batch_size or 1,
-        rules={**workload.rules, **_rules(found)},
-    )
     result = search(
-        searched,
+        searched_workload(found),
         listener=listener,
         space="everything",
         set=settings,
@@ -196,9 +191,7 @@ def tune(
         remedy = f"Free a key with --free, such as optimizer, or take {larger}."
         raise NothingFitsError(message, remedy)
 
-    after = as_read(before, Config({**before.config, **result.config}), workload)
-    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
-    after = _as_tool_reads(found, after, is_open)
+    after, is_open = as_tool_reads(found, result.config, settings)
     card = _Card.of(options, result)
     worth = Worth(after)
     if result.best is None:  # what was measured stays as it was
@@ -304,11 +297,30 @@ def _check_keys(name: str, given: Any) -> None:
     require(is_list, f"{name} must be a list of keys", given)
 
 
-def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]) -> ExportSource:
-    """What the tool makes of a changed file: one key may switch on more than the search asked
-    for."""
+def searched_workload(found: Reading) -> Workload:
+    """What a file trains, with what no combination of values may break."""
+    return dataclasses.replace(
+        found.workload,
+        effective_batch_size=found.before.effective_batch_size or 1,
+        rules={**found.workload.rules, **_rules(found)},
+    )
+
+
+def as_tool_reads(
+    found: Reading,
+    config: Config,
+    settings: Mapping[str, Sequence[Value]],
+) -> tuple[ExportSource, set[str]]:
+    """What the tool makes of a file that is changed to a config, and the knobs that were open.
+
+    One key may switch on more than the search asked for.
+    """
+    before = found.before
+    after = as_read(before, Config({**before.config, **config}), found.workload)
+    is_open = {knob for knob in after.config if len(settings.get(knob, ())) != 1}
+
     importer = found.importer
-    changed = changes(importer, found.document.keys, found.before, after, is_open)
+    changed = changes(importer, found.document.keys, before, after, is_open)
     written = {**found.document.keys, **flat(changed)}
     reread = config_of(importer, written, _off(after), choices_of_knobs(), found.division)
 
@@ -316,11 +328,14 @@ def _as_tool_reads(found: Reading, after: ExportSource, is_open: Collection[str]
     for knob in is_open:
         if knob not in SIZES and not knob_named(knob).of_devices:
             values[knob] = reread[knob]
-    return as_read(after, after.config.replace(**values), found.workload)
+
+    return as_read(after, after.config.replace(**values), found.workload), is_open
 
 
-def _settings(
-    found: Reading, keep: Sequence[str], free: Sequence[str]
+def settings_of(
+    found: Reading,
+    keep: Sequence[str],
+    free: Sequence[str],
 ) -> dict[str, tuple[Value, ...]]:
     """The values that each knob may take: where only the cost changes, all that the tool trains
     exactly; else the one of the file."""

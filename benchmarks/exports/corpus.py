@@ -20,10 +20,12 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autofit.api.tool_file import DevicesMissingError, Reading, read
-from autofit.api.tune import Tuned, save, tune
+from autofit.api.tune import save, tune
 from autofit.core.errors import AutofitError, InputError
 from autofit.export.importers import document_of
 from autofit.export.importers.document import flat
@@ -45,15 +47,8 @@ def outcome(
         output: where the tuned file is written.
         time_limit: seconds for the search.
     """
-    given: dict[str, int] = {}
     try:
-        while True:
-            try:
-                found = read(path, **given)
-                break
-            except DevicesMissingError as error:
-                what = "nodes" if "machines" in error.message else "devices"
-                given[what] = max(assumed, error.multiple)
+        found, given = read_assuming(path, assumed)
     except InputError as error:
         return "refused", error.message
 
@@ -68,9 +63,9 @@ def outcome(
             tuned = tune(path, gpu_mem=gpu_mem, time_limit=time_limit, out=run, **given)
     except AutofitError as error:
         return "no answer", str(error)
-    unreported = unreported_changes(found, tuned, path.name)
-    if unreported:
-        return "fault", f"{', '.join(unreported)} changed as well"
+    more = unreported(found, tuned.changes, tuned.text, path.name)
+    if more:
+        return "fault", f"{', '.join(more)} changed as well"
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         save(tuned, output)
@@ -78,17 +73,38 @@ def outcome(
     return "tuned", f"{time.monotonic() - begun:.0f} s: {keys or 'nothing to change'}"
 
 
-def unreported_changes(found: Reading, tuned: Tuned, name: str) -> list[str]:
-    """The keys that say something else in the tuned file, and are not among its changes.
+def files_below(directory: Path) -> list[Path]:
+    """The files that a tool may train by."""
+    return sorted(
+        path for path in directory.absolute().rglob("*") if path.suffix in (".yaml", ".yml", ".sh")
+    )
+
+
+def read_assuming(path: Path, assumed: int) -> tuple[Reading, dict[str, int]]:
+    """A file, and what was given of devices or machines that it does not say.
+
+    Raises:
+        InputError: it cannot be tuned.
+    """
+    given: dict[str, int] = {}
+    while True:
+        try:
+            return read(path, **given), given
+        except DevicesMissingError as error:
+            what = "nodes" if "machines" in error.message else "devices"
+            given[what] = max(assumed, error.multiple)
+
+
+def unreported(found: Reading, changed: Mapping[str, Any], text: str, name: str) -> list[str]:
+    """The keys that say something else in a changed file, and are not among its changes.
 
     Args:
         name: of the file, which tells a script from YAML.
     """
     before = flat(found.document.keys)
-    written = document_of(tuned.text, name)
-    after = flat(written.keys)
+    after = flat(document_of(text, name).keys)
     differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-    return sorted(differ - flat(tuned.changes).keys())
+    return sorted(differ - flat(changed).keys())
 
 
 def results_of(kept: Path | None) -> dict[str, dict[str, object]]:
@@ -115,12 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     tried_on = {"gpu_mem": args.gpu_mem, "devices": args.devices, "time_limit": args.time_limit}
     counts: collections.Counter[str] = collections.Counter()
     known = results_of(args.results)
-    paths = sorted(
-        path
-        for path in args.directory.absolute().rglob("*")
-        if path.suffix in (".yaml", ".yml", ".sh")
-    )
-    for path in paths[:: args.every]:
+    for path in files_below(args.directory)[:: args.every]:
         name = str(path.relative_to(args.directory.absolute()))
         before = known.get(name, {})
         answered = before.get("outcome") in ("tuned", "refused")
