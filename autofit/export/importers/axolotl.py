@@ -83,6 +83,8 @@ _PLUGINS = ("LigerPlugin", _CUT_PLUGIN, "KernelsPlugin", "SwanLabPlugin")
 _TILES = "tiled_mlp"
 # Of the last, which a file has instead of the second, axolotl works the accumulation out.
 _MICRO, _ACCUMULATION, _BATCH = "micro_batch_size", "gradient_accumulation_steps", "batch_size"
+_SELECTIVE, _OFFLOADING = "selective_checkpointing", "activation_offloading"
+_REENTRANT = "gradient_checkpointing_kwargs.use_reentrant"
 _LEGACY = "legacy"
 _ADAPTERS = (None, "", "lora", "qlora")
 
@@ -378,16 +380,20 @@ def _read(keys: Keys, _: Division) -> Keys:
 
 
 def _written(keys: Keys, changed: Keys, written: Keys) -> Keys:
-    """The changes of a file that says the samples of a step on a device, instead of how many
-    micro-batches it accumulates."""
-    if keys.get(_BATCH) is None or changed.keys().isdisjoint((_MICRO, _ACCUMULATION)):
-        return changed
-
+    """The changes beside what the file says in axolotl's other words, or axolotl refuses beside
+    them."""
     found = dict(changed)
-    found.pop(_ACCUMULATION, None)
-    batch = written[_MICRO] * written[_ACCUMULATION]
-    if batch != keys[_BATCH]:
-        found[_BATCH] = batch
+    if keys.get(_BATCH) is not None and not changed.keys().isdisjoint((_MICRO, _ACCUMULATION)):
+        found.pop(_ACCUMULATION, None)  # which follows from the samples of a step
+        batch = written[_MICRO] * written[_ACCUMULATION]
+        if batch != keys[_BATCH]:
+            found[_BATCH] = batch
+
+    if changed.get(_SELECTIVE):
+        if keys.get(_OFFLOADING) in (True, _LEGACY):
+            found.setdefault(_OFFLOADING, "hidden_states")
+        if keys.get(_REENTRANT):
+            found[_REENTRANT] = False
 
     return found
 

@@ -223,12 +223,14 @@ def _layers(request: Request) -> ToolKeys:
 def _plugins(request: Request) -> dict[str, Any]:
     """The keys of both plugins, the same for both knobs that need one; none if neither is on."""
     has_kernels = request.config.kernels == "liger"
-    has_loss = request.config.loss == "fused"
+    is_split = request.layout.tensor > 1  # beside which axolotl refuses some of Liger's
+    has_loss = request.config.loss == "fused" and not is_split
     plugins = []
     keys: dict[str, Any] = {}
     if has_kernels or has_loss:
         plugins.append("axolotl.integrations.liger.LigerPlugin")
         keys |= dict.fromkeys(_LIGER_KERNELS, has_kernels)
+        keys["liger_rms_norm"] = has_kernels and not is_split
         keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": has_loss}
 
     if _is_cut(request):
@@ -239,6 +241,17 @@ def _plugins(request: Request) -> dict[str, Any]:
         return {}
 
     return {"plugins": plugins, **keys}
+
+
+def _kernels(request: Request) -> ToolKeys:
+    why = None
+    if request.config.kernels == "liger" and request.layout.tensor > 1:
+        why = (
+            "axolotl refuses Liger's norms beside tensor parallelism, "
+            "and computes them as the model does"
+        )
+
+    return request.keys("kernels", _plugins(request), why, may_not_fit=True)
 
 
 def _is_cut(request: Request) -> bool:
@@ -264,6 +277,11 @@ def _loss(request: Request) -> ToolKeys:
         why = (
             "axolotl never holds all logits by cut cross-entropy's kernels, "
             "which axolotl's fork of that package has"
+        )
+    elif request.config.loss == "fused" and request.layout.tensor > 1:
+        why = (
+            "axolotl refuses Liger's losses beside tensor parallelism, "
+            "and holds the logits of all tokens"
         )
     elif request.config.loss == "chunked":
         why = (
@@ -371,6 +389,6 @@ TOOL = Tool(
         "attention": shared.attention,
         "loss": _loss,
         "reference": lambda request: shared.reference(request, "precompute_ref_log_probs"),
-        "kernels": lambda request: ToolKeys(_plugins(request)),
+        "kernels": _kernels,
     },
 )

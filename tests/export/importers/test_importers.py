@@ -474,6 +474,28 @@ def test_axolotl_works_accumulation_out_of_a_batch(
     assert changes(importer, keys, before, tuned, set(knobs)) == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, {}),
+        ({"activation_offloading": True}, {"activation_offloading": "hidden_states"}),
+        ({"activation_offloading": "hidden_states"}, {}),
+        (
+            {"gradient_checkpointing_kwargs.use_reentrant": True},
+            {"gradient_checkpointing_kwargs.use_reentrant": False},
+        ),
+    ],
+)
+def test_what_axolotl_refuses_beside_selective_checkpointing_changes_with_it(
+    said: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    keys = {**AXOLOTL, "gradient_checkpointing": True, **said}
+    importer = importer_of(keys, "a")
+    selective = {"selective_checkpointing": {"save": ["attention"]}}
+    assert importer.written(keys, selective, {}) == selective | expected
+    assert importer.written(keys, {"bf16": True}, {}) == {"bf16": True}
+
+
 def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
     keys = {**LLAMA_FACTORY, "stage": "rm"}
     importer = importer_of(keys, "file")

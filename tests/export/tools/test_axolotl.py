@@ -153,3 +153,23 @@ def test_axolotl_streams_frozen_layers_only() -> None:
     assert not departures(**adapted)
     assert keys(parameter_offload="cpu")["layer_offloading"] is False
     assert departures(parameter_offload="cpu")["parameter_offload"] is True
+
+
+def test_beside_split_layers_what_axolotl_refuses_is_left_out_and_named() -> None:
+    """Liger's norms and losses."""
+    knobs = {
+        "tensor_parallel": 2,
+        "data_parallel": "fsdp",
+        "kernels": "liger",
+        "loss": "fused",
+    }
+    told = keys(**knobs)
+    assert told["tensor_parallel_size"] == 2
+    assert (told["liger_rms_norm"], told["liger_rope"]) == (False, True)
+    assert told["liger_fused_linear_cross_entropy"] is False
+    assert {"kernels", "loss"} <= departures(**knobs).keys()
+
+    whole = {**knobs, "tensor_parallel": 1}
+    assert keys(**whole)["liger_rms_norm"] is True
+    assert keys(**whole)["liger_fused_linear_cross_entropy"] is True
+    assert not {"kernels", "loss"} & departures(**whole).keys()

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import yaml
+from axolotl.integrations.base import PluginManager
 from axolotl.utils.config import prepare_plugins, validate_config
 from axolotl.utils.dict import DictDefault
 from axolotl.utils.schemas.config import AxolotlInputConfig
@@ -38,6 +39,7 @@ SEVERAL = (
 def parse(path, exported=True):
     given = yaml.safe_load(Path(path).read_text())
     config = DictDefault(given)
+    PluginManager.get_instance().plugins.clear()  # of the file before
     prepare_plugins(config)
     several = {}
     if given.get("ddp") or any(given.get(key) for key in SEVERAL):
