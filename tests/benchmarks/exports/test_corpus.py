@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.exports import corpus, corpus_parsers, corpus_summary
+from benchmarks.exports import corpus, corpus_drawn, corpus_parsers, corpus_summary
 from benchmarks.exports.corpus_summary import RESULTS, TOOLS, Rows, summary
 
 FILE = {
@@ -154,3 +154,29 @@ def test_a_parser_refusing_a_tuned_file_is_told(
         earlier,
     ]
     assert set(corpus_summary.TOOLS) == {"axolotl", "llamafactory", "ms-swift"}
+
+
+def test_files_are_changed_at_random_as_tuning_would_write_them(tmp_path: Path) -> None:
+    """To what may be open alone, the same by the same seed."""
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+    (files / "b.yaml").write_text("unknown: 1\n")
+
+    made = []
+    for place in ("first", "second"):
+        output = tmp_path / place
+        assert corpus_drawn.main([str(files), "--output", str(output), "--draws", "4"]) == 0
+        names = sorted(path.name for path in (output / "after").iterdir())
+        assert names == sorted(path.name for path in (output / "before").iterdir())
+        made.append({name: (output / "after" / name).read_text() for name in names})
+
+    first, second = made
+    assert first == second
+    assert len(first) > 1
+    for text in first.values():
+        written = yaml.safe_load(text)
+        samples = written["micro_batch_size"] * written["gradient_accumulation_steps"]
+        assert samples == FILE["gradient_accumulation_steps"]
+        for key in ("base_model", "datasets", "sequence_len", "learning_rate"):
+            assert written[key] == FILE[key]
