@@ -8,7 +8,8 @@ imported by name when a command runs, so that `autofit --help` answers at once.
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +79,31 @@ class _ReaderGoneError(Exception):
     """Nobody reads the answer any more."""
 
 
+@contextmanager
+def _ends_told() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise typer.Abort from error
+    except BrokenPipeError as error:
+        raise _ReaderGoneError from error
+    except SystemExit as error:  # by which rich ends where nobody reads the help
+        if isinstance(error.__context__, BrokenPipeError):
+            raise _ReaderGoneError from error
+        raise
+
+
 class _Commands(PlainFlags, TyperGroup):
     """Reports Ctrl-C, and a reader that is gone, as any other end; typer itself exits without a
     word."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
-        try:
+        with _ends_told():
             return super().make_context(*arguments, **more)
-        except KeyboardInterrupt as error:
-            raise typer.Abort from error
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _ends_told():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise typer.Abort from error
-        except BrokenPipeError as error:
-            raise _ReaderGoneError from error
 
 
 app = typer.Typer(
