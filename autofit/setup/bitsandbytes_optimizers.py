@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autofit.core.errors import InputError
 from autofit.setup.state import Setup
@@ -25,7 +26,7 @@ _PAGED = 100_000  # elements: bitsandbytes, optim/optimizer.py, get_state_buffer
 
 def bitsandbytes_optimizer(value: str) -> Callable[..., Optimizer]:
     """What makes the optimizer of this name for groups of parameters."""
-    return _own_manager(_adapted(_CLASSES[value]))
+    return _made_alike(_adapted(_CLASSES[value]))
 
 
 @functools.cache
@@ -56,19 +57,30 @@ def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
                 setup.tracing.note_host(buffer)
             return buffer
 
-    return _own_manager(StandIn)
+    return _made_alike(StandIn)
 
 
-def _own_manager(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
-    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules.
+def _made_alike(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
+    """What makes optimizers of one model: trained in its backward, it has one for every weight.
 
-    Trainer has embeddings keep 32-bit state; bitsandbytes remembers that by position in the
-    parameter groups, and would apply it to every later optimizer of the process, which was not
-    measured so.
+    They share the levels that 8-bit state may have. Of bitsandbytes' process-wide overrides they
+    keep those of modules alone: Trainer has embeddings keep 32-bit state; bitsandbytes remembers
+    that by position in the parameter groups, and would apply it to every later optimizer of the
+    process, which was not measured so.
     """
+    shared: dict[str, torch.Tensor] = {}
+
+    def fill_qmap(self: Any) -> None:
+        if not shared:
+            shared["dynamic"] = torch.tensor(_levels(signed=True))
+            shared["udynamic"] = torch.tensor(_levels(signed=False))
+
+        self.name2qmap = shared
+
+    sharing = type(optimizer.__name__, (optimizer,), {"fill_qmap": fill_qmap})
 
     def make(*arguments: Any, **options: Any) -> Optimizer:
-        made: Any = optimizer(*arguments, **options)
+        made: Any = sharing(*arguments, **options)
         modules = made.mng.module_weight_config_triple
 
         made.mng = object.__new__(type(made.mng))
@@ -77,6 +89,15 @@ def _own_manager(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
         return made  # type: ignore[no-any-return]
 
     return make
+
+
+@functools.cache
+def _levels(*, signed: bool) -> tuple[float, ...]:
+    """The numbers that 8-bit state may have, found on real tensors also among fake ones."""
+    from bitsandbytes import functional
+
+    with _disable_current_modes():
+        return tuple(functional.create_dynamic_map(signed=signed).tolist())
 
 
 class _OverShards(Optimizer):

@@ -35,7 +35,7 @@ QLORA = {
 CASES: list[tuple[Hardware, dict[str, Any]]] = [
     (CPU, {}),
     (AMPERE, {"micro_batch_size": 2, "activation_checkpointing": "alternate"}),
-    (AMPERE, {"optimizer_in_backward": True, "loss": "chunked"}),
+    (AMPERE, {"optimizer_in_backward": True, "optimizer": "adamw-8bit", "loss": "chunked"}),
     (AMPERE, {"activation_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 2}),
     (AMPERE, {"micro_batch_size": 2, "optimizer": "adamw-foreach", "precision": "fp16-mixed"}),
     (AMPERE, QLORA),
