@@ -2,7 +2,7 @@
 
 A small Llama on 2 and 4 gloo ranks: 24 configs that divide weights, layers, tokens or samples, and
 24 with the stages of a pipeline, which need different memory. Then what it takes to predict one of
-8, 64 and 1,024 ranks. Some ten minutes on two cores.
+8, 64 and 1,024 ranks. Five minutes on two cores.
 
 Measured is the peak of tensor storage in the third step of each rank, the smallest of three runs:
 gloo keeps the inputs of some collectives until a thread of its own is done. Collectives are
