@@ -104,7 +104,11 @@ def unreported(found: Reading, changed: Mapping[str, Any], text: str, name: str)
     before = flat(found.document.keys)
     after = flat(document_of(text, name).keys)
     differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-    return sorted(differ - flat(changed).keys())
+    reported = flat(changed).keys()
+
+    return sorted(
+        key for key in differ if not any(f"{key}.".startswith(f"{name}.") for name in reported)
+    )
 
 
 def results_of(kept: Path | None) -> dict[str, dict[str, object]]:

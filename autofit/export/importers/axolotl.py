@@ -22,7 +22,7 @@ from autofit.export.importers.frozen import (
 )
 from autofit.export.importers.fsdp import DEFAULTS, FIRST
 from autofit.export.importers.importer import Importer, Keys, refused_key, task_of_keys
-from autofit.export.tools.axolotl import TOOL
+from autofit.export.tools.axolotl import SAVED, TOOL
 from autofit.models.fake_quantised import FakeQuantisation
 from autofit.models.tiled_mlp import TiledMlp
 
@@ -294,6 +294,11 @@ def _notes(keys: Keys) -> tuple[str, ...]:
             "large."
         )
 
+    if _saves_others(keys):
+        notes.append(
+            f"{_SELECTIVE} is predicted as full checkpointing: what it saves takes more memory."
+        )
+
     if keys.get("qat.fake_quant_after_n_steps"):
         notes.append("what is predicted is of steps in which layers round, not of those before.")
 
@@ -389,7 +394,9 @@ def _written(keys: Keys, changed: Keys, written: Keys) -> Keys:
         if batch != keys[_BATCH]:
             found[_BATCH] = batch
 
-    if changed.get(_SELECTIVE):
+    if keys.get(f"{_SELECTIVE}.save") == SAVED and _SELECTIVE not in written:
+        found[_SELECTIVE] = False
+    elif changed.get(_SELECTIVE):
         if keys.get(_OFFLOADING) in (True, _LEGACY):
             found.setdefault(_OFFLOADING, "hidden_states")
         if keys.get(_REENTRANT):
@@ -399,10 +406,21 @@ def _written(keys: Keys, changed: Keys, written: Keys) -> Keys:
 
 
 def _keeps(keys: Keys) -> tuple[str, ...]:
-    """Packed samples see one another but with flash attention."""
+    """Packed samples see one another but with flash attention; and what is saved beside
+    checkpoints, other than autofit does it, goes with them."""
+    kept = []
     if keys.get("sample_packing") or keys.get(_TWO_KERNELS):
-        return ("attn_implementation",)
-    return ()
+        kept.append("attn_implementation")
+    if _saves_others(keys):
+        kept.append("gradient_checkpointing")
+
+    return tuple(kept)
+
+
+def _saves_others(keys: Keys) -> bool:
+    """Whether checkpoints are selective, and save something else than autofit's."""
+    is_asked = any(name.split(".")[0] == _SELECTIVE and keys[name] for name in keys)
+    return is_asked and keys.get(f"{_SELECTIVE}.save") != SAVED
 
 
 def _is_torchao_8bit(keys: Keys) -> bool:

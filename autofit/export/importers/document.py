@@ -56,7 +56,7 @@ class Document:
             parent, _, name = path.rpartition(".")
             if path in places.values:
                 start, stop = places.values[path]
-                if start == stop:  # of a key without a value
+                if self.text[start - 1] == ":":
                     written = f" {written}"
                 edits.append((start, stop, written))
             elif parent in places.mappings:
@@ -84,8 +84,9 @@ class Document:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where things stand in a text: the begin and the end of each value by its path; of each
-    mapping inside another the begin of its first key, and what stands between two of its keys."""
+    """Where things stand in a text: the begin and the end of each value by its path, a mapping's
+    from the colon before it on; of each mapping inside another the begin of its first key, and what
+    stands between two of its keys."""
 
     values: dict[str, tuple[int, int]]
     mappings: dict[str, tuple[int, str]]
@@ -104,15 +105,30 @@ class _Places:
         """Note where the values of a mapping stand, and those of mappings inside."""
         for key, value in mapping.value:
             path = f"{prefix}{key.value}"
+            start, stop = _extent(text, value)
             if isinstance(value, yaml.MappingNode) and value.value:
                 self.mappings[path] = _begin(text, value)
                 self._visit(text, value, f"{path}.")
-                continue
+                colon = text.index(":", key.end_mark.index) + 1
+                if not text[colon:start].strip():  # no comment stands between
+                    start = colon
 
-            start = value.start_mark.index
-            stop = value.end_mark.index
-            written = text[start:stop].rstrip()
-            self.values[path] = (start, start + len(written))
+            self.values[path] = (start, stop)
+
+
+def _extent(text: str, node: Any) -> tuple[int, int]:
+    """Where a value begins and ends: one of several lines with the last of what it holds, before
+    comments that follow."""
+    last = node
+    while not isinstance(last, yaml.ScalarNode) and not last.flow_style and last.value:
+        last = last.value[-1]
+        if isinstance(last, tuple):
+            _, last = last
+
+    start = node.start_mark.index
+    written = text[start : last.end_mark.index].rstrip()
+
+    return start, start + len(written)
 
 
 def _begin(text: str, mapping: Any) -> tuple[int, str]:

@@ -15,7 +15,8 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import LANGUAGE_MODELS, Request, Tool, ToolKeys, trained_by
 from autofit.export.trainer import learning
 
-_SAVED = [
+# What selective checkpointing saves in training all weights, as autofit's does.
+SAVED = [
     "attention",
     *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm")),
 ]
@@ -94,7 +95,7 @@ def _checkpointing(request: Request) -> ToolKeys:
         return ToolKeys(keys, deviations)
 
     if not request.config.lora_rank:
-        keys["selective_checkpointing"] = {"save": _SAVED}
+        keys["selective_checkpointing"] = {"save": SAVED}
         return ToolKeys(keys)
 
     keys["selective_checkpointing"] = {"save": ["attention"]}

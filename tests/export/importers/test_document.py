@@ -107,3 +107,33 @@ def test_ends_of_lines_stay_as_they_are() -> None:
     text = "a: 1\r\nin:\r\n  b: 2\r\n"
     changed = Document.of(text, "file.yaml").changed({"a": 3, "in.c": 4, "new": 5})
     assert changed == "a: 3\r\nin:\r\n  c: 4\r\n  b: 2\r\nnew: 5\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        ("kwargs", {"every": 3}, "kwargs: {every: 3}\n"),
+        ("kwargs", False, "kwargs: false\n"),
+        ("nested", {"deep": {"save": ["a", "b"]}}, "nested: {deep: {save: [a, b]}}\n"),
+        ("nested.deep", None, "    deep: null\n"),
+    ],
+)
+def test_a_mapping_is_replaced_as_a_whole(path: str, value: object, line: str) -> None:
+    """What it held goes, and what stands behind it stays."""
+    text = f"{TEXT}block:  # why\n  one: 1\n  two:\n    - 2\n# behind\nend: 1\n"
+    document = Document.of(text, "file.yaml")
+    changed = document.changed({path: value})
+    assert line in changed
+
+    expected = {key: old for key, old in document.keys.items() if not key.startswith(f"{path}.")}
+    expected |= flat({path: value})
+    assert Document.of(changed, "file.yaml").keys == expected
+
+    other = document.changed({"block": False})
+    assert other.endswith("block:  # why\n  false\n# behind\nend: 1\n")
+
+
+def test_a_mapping_of_json_is_replaced_as_a_whole() -> None:
+    text = '{"a" : {"b": 1},\n "c": [1]}'
+    changed = Document.of(text, "file.json").changed({"a": {"d": True}})
+    assert json.loads(changed) == {"a": {"d": True}, "c": [1]}

@@ -20,6 +20,7 @@ from autofit.export.importers.importer import Importer, changes, config_of
 from autofit.export.importers.known_keys import known_keys, note_on_unknown
 from autofit.export.source import ExportSource
 from autofit.export.tool import write
+from autofit.export.tools.axolotl import SAVED
 from autofit.models.tiled_mlp import TiledMlp
 from autofit.techniques import all_techniques
 from tests.export.sources import LINEAR, LORA, OFF, SIZES, source
@@ -494,6 +495,26 @@ def test_what_axolotl_refuses_beside_selective_checkpointing_changes_with_it(
     selective = {"selective_checkpointing": {"save": ["attention"]}}
     assert importer.written(keys, selective, {}) == selective | expected
     assert importer.written(keys, {"bf16": True}, {}) == {"bf16": True}
+
+
+def test_selective_checkpointing_of_axolotl_goes_or_stays() -> None:
+    """One that saves what autofit's does may go; of any other checkpoints stay."""
+    full = {**AXOLOTL, "adapter": None, "gradient_checkpointing": True}
+    ours = full | {"selective_checkpointing.save": SAVED}
+    importer = importer_of(ours, "a")
+    assert importer.keeps(ours) == ()
+    assert importer.written(ours, {}, {"gradient_checkpointing": False}) == {
+        "selective_checkpointing": False
+    }
+    assert importer.written(ours, {}, {"selective_checkpointing": {"save": SAVED}}) == {}
+
+    for said in (
+        {"selective_checkpointing": True},
+        {"selective_checkpointing.save": ["attention"]},
+    ):
+        other = full | said
+        assert importer.keeps(other) == ("gradient_checkpointing",)
+        assert "is predicted as full checkpointing" in importer.notes(other)[0]
 
 
 def test_rewards_of_llama_factory_are_of_a_value_head() -> None:
