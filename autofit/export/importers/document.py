@@ -1,7 +1,7 @@
 """A YAML or JSON file of another tool, of which some values are changed and nothing else."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,34 @@ class Document:
 
     def changed(self, values: Mapping[str, Any]) -> str:
         """The text with other values: comments, order and quotes stay, new keys come at the end, or
-        first in the mapping that they are of."""
+        first in the mapping that they are of.
+
+        Where a value has an anchor, what refers to it keeps what it says: by a value of its own.
+        """
+        whole = _without_aliases(self.text)
+        if whole == self.text:
+            return self._edited(values)
+
+        try:
+            text = self._edited(values)
+            if Document.of(text, "the changed file").keys == self._expected(values):
+                return text
+        except InputError:  # an anchor that is referred to is gone
+            pass
+
+        return Document(whole, self.keys)._edited(values)
+
+    def _expected(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the changed text is to say."""
+        kept = {
+            key: value
+            for key, value in self.keys.items()
+            if not any(f"{key}.".startswith(f"{path}.") for path in values)
+        }
+
+        return kept | flat(values)
+
+    def _edited(self, values: Mapping[str, Any]) -> str:
         places = _Places.of(self.text)
         edits: list[tuple[int, int, str]] = []
         new: dict[str, Any] = {}
@@ -114,6 +141,38 @@ class _Places:
                     start = colon
 
             self.values[path] = (start, stop)
+
+
+def _without_aliases(text: str) -> str:
+    """The text with what each alias stands for in its place."""
+    loader = yaml.SafeLoader(text)
+    nodes = {node.start_mark.index: node for node in _nodes(loader.get_single_node())}
+
+    edits = []
+    anchored: dict[str, Any] = {}
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            value = loader.construct_document(anchored[event.anchor])
+            edits.append((event.start_mark.index, event.end_mark.index, scalar(value)))
+        elif getattr(event, "anchor", None):
+            anchored[event.anchor] = nodes[event.start_mark.index]
+
+    for start, stop, written in reversed(edits):
+        text = text[:start] + written + text[stop:]
+
+    return text
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """A node, and all that are inside; of those that begin at one place the innermost comes last."""
+    yield node
+    if isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            for child in pair:
+                yield from _nodes(child)
+    elif isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            yield from _nodes(child)
 
 
 def _extent(text: str, node: Any) -> tuple[int, int]:

@@ -109,6 +109,36 @@ def test_ends_of_lines_stay_as_they_are() -> None:
     assert changed == "a: 3\r\nin:\r\n  c: 4\r\n  b: 2\r\nnew: 5\r\n"
 
 
+ALIASES = """\
+first: &word one  # said
+second: *word
+rates: &rates
+  low: 1
+  high: [2, 3]
+same: *rates
+more:
+  <<: *rates
+  own: 4
+last: no
+"""
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ("first", "second", "rates.low", "same.low", "same.new", "more.low", "more.own", "last")
+        ),
+        st.one_of(st.booleans(), st.integers(0, 9), st.sampled_from(["word", "no", "1e-3"])),
+    )
+)
+def test_what_refers_to_a_changed_value_keeps_what_it_said(values: dict[str, object]) -> None:
+    document = Document.of(ALIASES, "file.yaml")
+    changed = document.changed(values)
+    assert Document.of(changed, "file.yaml").keys == {**document.keys, **values}
+    if values.keys() <= {"last", "more.own"}:  # which nothing refers to
+        assert changed.count("*") == ALIASES.count("*")
+
+
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
