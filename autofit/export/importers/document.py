@@ -150,12 +150,16 @@ def _without_aliases(text: str) -> str:
 
     edits = []
     anchored: dict[str, Any] = {}
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+    for event in events:
+        name: Any = getattr(event, "anchor", None)
+        start = event.start_mark.index
+        stop = event.end_mark.index
         if isinstance(event, yaml.AliasEvent):
-            value = loader.construct_document(anchored[event.anchor])
-            edits.append((event.start_mark.index, event.end_mark.index, scalar(value)))
-        elif getattr(event, "anchor", None):
-            anchored[event.anchor] = nodes[event.start_mark.index]
+            value = loader.construct_document(anchored[name])
+            edits.append((start, stop, scalar(value)))
+        elif name:
+            anchored[name] = nodes[start]
 
     for start, stop, written in reversed(edits):
         text = text[:start] + written + text[stop:]
