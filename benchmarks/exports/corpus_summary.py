@@ -147,20 +147,10 @@ def _parsed(tools: Sequence[Rows]) -> list[str]:
     lines = [
         "By `python -m benchmarks.exports.corpus_parsers`, on the files as they were and as tuned;",
         "what a parser refuses untouched cannot be held against tuning.",
-        "",
-        "| tool | tuned files read | taken | refused before they were tuned | refused since |",
-        "|---|---|---|---|---|",
-        *(_counts(rows.tool, rows.parsed) for rows in tools),
     ]
+    parsed = {rows.tool: rows.parsed for rows in tools}
 
-    further = []
-    for rows in tools:
-        for row in rows.parsed:
-            verdict = judged(row["before"], row["after"])
-            if verdict != "taken":
-                further.append(_said(rows.tool, row, verdict))
-
-    return [*lines, "", *further] if further else lines
+    return lines + _read(parsed, "tuned", listed=("refused before", "refused"))
 
 
 def _drawn(tools: Sequence[Rows]) -> list[str]:
@@ -168,18 +158,31 @@ def _drawn(tools: Sequence[Rows]) -> list[str]:
     lines = [
         "By `python -m benchmarks.exports.corpus_drawn`: of each file that can be tuned several,",
         "each as tuning would write it if a config drawn at random were its answer.",
-        "",
-        "| tool | files read | taken | refused before they were changed | refused since |",
-        "|---|---|---|---|---|",
-        *(_counts(rows.tool, rows.drawn) for rows in tools),
     ]
+    drawn = {rows.tool: rows.drawn for rows in tools}
 
+    return lines + _read(drawn, "changed", listed=("refused",))
+
+
+def _read(found: Mapping[str, Sequence[Row]], done: str, listed: Sequence[str]) -> list[str]:
+    """What the parsers say of files, by tool.
+
+    Args:
+        done: what was done to the files, as a participle.
+        listed: the verdicts whose files are listed with what was said.
+    """
+    lines = [
+        "",
+        f"| tool | {done} files read | taken | refused before they were {done} | refused since |",
+        "|---|---|---|---|---|",
+    ]
     further = []
-    for rows in tools:
-        for row in rows.drawn:
+    for tool, rows in found.items():
+        lines.append(_counts(tool, rows))
+        for row in rows:
             verdict = judged(row["before"], row["after"])
-            if verdict == "refused":
-                further.append(_said(rows.tool, row, verdict))
+            if verdict in listed:
+                further.append(_said(tool, row, verdict))
 
     return [*lines, "", *further] if further else lines
 
