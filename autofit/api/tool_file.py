@@ -132,7 +132,8 @@ def read(
     config = _on_devices(name, config, workload, there)
     notes += importer.notes({**keys, importer.model: trained.named})
     notes += division.notes
-    unknown = note_on_unknown(importer.tool.name, keys)
+    of_tool = [key for key in keys if key not in importer.of_script]
+    unknown = note_on_unknown(importer.tool.name, of_tool)
     if unknown is not None:
         notes.append(unknown)
     return Reading(

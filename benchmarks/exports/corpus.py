@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,34 @@ from autofit.export.importers import document_of
 from autofit.export.importers.document import flat
 
 BESIDE = Path(__file__).with_name("corpus_beside")
+SUFFIXES = (".yaml", ".yml", ".json", ".sh")
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is taken for granted of files that do not say it.
+
+    Attributes:
+        devices: of files that are for several; or how many machines.
+        model, seq_len: of files whose script has them.
+    """
+
+    devices: int = 4
+    model: str | None = None
+    seq_len: int | None = None
 
 
 def outcome(
     path: Path,
     gpu_mem: float | None,
-    assumed: int,
+    assumed: Assumed,
     output: Path | None = None,
     time_limit: float | None = None,
 ) -> tuple[str, str]:
     """("read" | "tuned" | "refused" | "no answer" | "fault", what is said of it).
 
     Args:
-        assumed: the devices, or machines, of a file that does not say how many.
+        assumed: of a file that does not say it.
         output: where the tuned file is written.
         time_limit: seconds for the search.
     """
@@ -75,24 +91,27 @@ def outcome(
 
 def files_below(directory: Path) -> list[Path]:
     """The files that a tool may train by."""
-    return sorted(
-        path for path in directory.absolute().rglob("*") if path.suffix in (".yaml", ".yml", ".sh")
-    )
+    return sorted(path for path in directory.absolute().rglob("*") if path.suffix in SUFFIXES)
 
 
-def read_assuming(path: Path, assumed: int) -> tuple[Reading, dict[str, int]]:
-    """A file, and what was given of devices or machines that it does not say.
+def read_assuming(path: Path, assumed: Assumed) -> tuple[Reading, dict[str, Any]]:
+    """A file, and what was given that it does not say.
 
     Raises:
         InputError: it cannot be tuned.
     """
-    given: dict[str, int] = {}
+    given: dict[str, Any] = {}
+    of_script = {"model": assumed.model, "seq_len": assumed.seq_len}
     while True:
         try:
             return read(path, **given), given
         except DevicesMissingError as error:
             what = "nodes" if "machines" in error.message else "devices"
-            given[what] = max(assumed, error.multiple)
+            given[what] = max(assumed.devices, error.multiple)
+        except InputError:
+            if assumed.model is None or of_script.items() <= given.items():
+                raise
+            given |= of_script
 
 
 def unreported(found: Reading, changed: Mapping[str, Any], text: str, name: str) -> list[str]:
@@ -125,6 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gpu-mem", type=float, help="GiB of the card to tune for")
     parser.add_argument("--devices", type=int, default=4, help="of files that say no number")
+    parser.add_argument("--model", help="of files whose script has it")
+    parser.add_argument("--seq-len", type=int, help="tokens, beside --model")
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th file")
     parser.add_argument("--time-limit", type=float, help="seconds for each search")
     parser.add_argument("--output", type=Path, help="where tuned files are kept")
@@ -133,6 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     tried_on = {"gpu_mem": args.gpu_mem, "devices": args.devices, "time_limit": args.time_limit}
+    assumed = Assumed(args.devices, args.model, args.seq_len)
     counts: collections.Counter[str] = collections.Counter()
     known = results_of(args.results)
     for path in files_below(args.directory)[:: args.every]:
@@ -146,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             kept = args.output and args.output.absolute() / name
             with contextlib.chdir(args.beside):
-                kind, what = outcome(path, args.gpu_mem, args.devices, kept, args.time_limit)
+                kind, what = outcome(path, args.gpu_mem, assumed, kept, args.time_limit)
         except Exception as error:  # a fault, whatever it is
             kind, what = "fault", repr(error)
         counts[kind] += 1

@@ -29,7 +29,7 @@ from autofit.core.workload import Workload
 from autofit.export.importers.importer import changes
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.tuning.space import space_for
-from benchmarks.exports.corpus import BESIDE, files_below, read_assuming, unreported
+from benchmarks.exports.corpus import BESIDE, Assumed, files_below, read_assuming, unreported
 
 TRIES = 200  # draws, of which one may be a legal config
 CARD = "h100"
@@ -79,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="where files are written")
     parser.add_argument("--draws", type=int, default=8, help="of each file")
     parser.add_argument("--devices", type=int, default=4, help="of files that say no number")
+    parser.add_argument("--model", help="of files whose script has it")
+    parser.add_argument("--seq-len", type=int, help="tokens, beside --model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beside", type=Path, default=BESIDE, help="where other files are")
     args = parser.parse_args(arguments)
@@ -88,11 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
     for folder in (before, after):
         folder.mkdir(parents=True, exist_ok=True)
 
+    assumed = Assumed(args.devices, args.model, args.seq_len)
     counts: collections.Counter[str] = collections.Counter()
     for path in files_below(args.directory):
         try:
             with contextlib.chdir(args.beside):
-                found, _ = read_assuming(path, args.devices)
+                found, _ = read_assuming(path, assumed)
         except InputError:
             counts["refused"] += 1
             continue

@@ -25,7 +25,7 @@ from autofit.export.importers.command_line import CommandLine
 from autofit.export.tool import nested
 
 PARSERS = Path(__file__).parents[2] / "tests" / "export" / "tools" / "own_parsers"
-TOOLS = ("axolotl", "llamafactory", "msswift")
+TOOLS = ("axolotl", "llamafactory", "msswift", "transformers", "trl")
 _NOT_OPTIONS = ("ENV.", "launcher.")
 
 

@@ -5,6 +5,7 @@ from autofit.export.importers import axolotl, llamafactory, msswift, transformer
 from autofit.export.importers.command_line import COMMAND, CommandLine
 from autofit.export.importers.document import Document
 from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.transformers import OF_SCRIPTS
 
 # The first one that knows a file as its own: TRL's keys are in LLaMA-Factory's files, too.
 IMPORTERS = (
@@ -45,6 +46,9 @@ def importer_of(keys: Keys, name: str) -> Importer:
             return importer
 
     found = [importer for importer in IMPORTERS if importer.is_of(keys)]
+    if found == [trl.IMPORTER, transformers.IMPORTER] and OF_SCRIPTS & keys.keys():
+        return transformers.IMPORTER
+
     if not found:
         titles = ", ".join(importer.tool.title for importer in IMPORTERS)
         marks = ", ".join(importer.marks[0] for importer in IMPORTERS)

@@ -441,7 +441,7 @@ IMPORTER = Importer(
     tool=replace(TOOL, tasks=_TASKS),
     marks=("base_model",),
     model="base_model",
-    length=("sequence_len", 2048),
+    length=(("sequence_len",), 2048),
     task=_task,
     refuse=_refuse,
     divide=_divide,

@@ -132,23 +132,29 @@ def key_of_fsdp(keys: Keys, key: str) -> str | None:
     return None
 
 
-def _data_parallel(request: Request) -> ToolKeys:
+def by_trainer(section: str = "") -> Mapping[str, Share]:
+    """The rows of a tool whose one file holds Trainer's arguments. Its exporter divides by a file
+    for accelerate, which nobody gives to `tune`.
+
+    Args:
+        section: what the exporter's keys of that file begin with.
+    """
+    below = f"{section}{CONFIG}"
+    return several_devices.rows(
+        partial(_data_parallel, key=f"{section}fsdp"),
+        reshard=partial(several_devices.reshard, path=f"{below}.reshard_after_forward"),
+        offload=partial(several_devices.offload, path=f"{below}.cpu_offload"),
+    )
+
+
+def _data_parallel(request: Request, key: str) -> ToolKeys:
     """FSDP is one argument of Trainer; DDP is what it does with several processes."""
     keys = {}
     if several_devices.is_fsdp(request):
-        keys["fsdp"] = True
+        keys[key] = True
 
     share = several_devices.by_accelerate(request, keys)
     return replace(share, as_measured=True)
-
-
-# The rows of a tool whose one file holds Trainer's arguments. Its exporter divides by a file for
-# accelerate, which nobody gives to `tune`.
-BY_TRAINER: Mapping[str, Share] = several_devices.rows(
-    _data_parallel,
-    reshard=partial(several_devices.reshard, path=f"{CONFIG}.reshard_after_forward"),
-    offload=partial(several_devices.offload, path=f"{CONFIG}.cpu_offload"),
-)
 
 
 def _of_file(path: Path) -> Keys:

@@ -43,7 +43,8 @@ class Importer:
         tool: its exporter.
         marks: keys that only its files have; one is enough.
         model: the key of the model.
-        length: the key of the tokens of a sample, and how many they are without it.
+        length: the keys of the tokens of a sample, of which a file has one, and how many they are
+            without.
         task: by the keys, what a file trains.
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         divide: by the keys and the folder of the file, how it divides a training over devices.
@@ -70,6 +71,7 @@ class Importer:
             change, where other keys of the file stand for some.
         older: keys of the exporter, and what they were called before; a file may have those.
         single: further keys that take one value.
+        of_script: keys that files have for the script that reads them, not for the tool.
         defaults: what the tool does where a file lacks a key, of keys that its exporter writes.
         meaning: (key, value) -> the value in the exporter's words.
     """
@@ -77,7 +79,7 @@ class Importer:
     tool: Tool
     marks: tuple[str, ...]
     model: str
-    length: tuple[str, int]
+    length: tuple[tuple[str, ...], int]
     task: Callable[[Keys], str]
     refuse: Callable[[Keys], str | None]
     targets: str
@@ -98,6 +100,7 @@ class Importer:
     written: Callable[[Keys, Keys, Keys], Keys] = lambda keys, changed, written: changed
     older: Mapping[str, str] = field(default_factory=dict)
     single: tuple[str, ...] = ()
+    of_script: frozenset[str] = frozenset()
     defaults: Keys = field(default_factory=dict)
     meaning: Callable[[str, Any], Any] = lambda key, value: value
 
@@ -181,7 +184,8 @@ class Importer:
         Raises:
             InputError: the file says no whole number.
         """
-        key, default = self.length
+        names, default = self.length
+        key = next((name for name in names if name in keys), names[0])
         found = keys.get(key, default)
         if found == 0 and key not in keys:
             raise InputError("the file says no length of samples.", "Give it: --seq-len TOKENS.")

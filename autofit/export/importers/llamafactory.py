@@ -14,7 +14,7 @@ from autofit.core.tasks.reward import REWARD
 from autofit.export.importers.accelerate import divided_by_trainer, with_devices
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
-from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
+from autofit.export.importers.fsdp import DEFAULTS, by_trainer
 from autofit.export.importers.importer import Importer, Keys, refused_key, task_of_keys
 from autofit.export.tools.llamafactory import TOOL
 from autofit.models.heads import VALUES
@@ -289,10 +289,10 @@ def _read(keys: Keys, _: Division) -> Keys:
 
 
 IMPORTER = Importer(
-    tool=replace(TOOL, tasks=_TASKS, knobs={**TOOL.knobs, **BY_TRAINER}),
+    tool=replace(TOOL, tasks=_TASKS, knobs={**TOOL.knobs, **by_trainer()}),
     marks=("finetuning_type", "cutoff_len", "template"),
     model="model_name_or_path",
-    length=("cutoff_len", 2048),
+    length=(("cutoff_len",), 2048),
     task=_task,
     refuse=_refuse,
     divide=_divide,

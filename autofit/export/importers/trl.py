@@ -15,7 +15,7 @@ from autofit.export.importers.accelerate import (
 )
 from autofit.export.importers.command_line import COMMAND
 from autofit.export.importers.division import Division
-from autofit.export.importers.fsdp import BY_TRAINER, DEFAULTS
+from autofit.export.importers.fsdp import DEFAULTS, by_trainer
 from autofit.export.importers.importer import Importer, Keys, refused_key
 from autofit.export.tools.trl import TOOL
 
@@ -96,11 +96,11 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 IMPORTER = Importer(
-    tool=replace(TOOL, knobs={**TOOL.knobs, **BY_TRAINER}),
+    tool=replace(TOOL, knobs={**TOOL.knobs, **by_trainer()}),
     programs=tuple(("trl", stage) for stage in TOOL.commands),
     marks=("model_name_or_path",),
     model="model_name_or_path",
-    length=("max_length", 1024),
+    length=(("max_length",), 1024),
     task=_task,
     refuse=lambda keys: refused_key(keys, _REFUSED),
     divide=_divide,

@@ -1,13 +1,15 @@
 """What came of published files is counted from the rows that are kept, and from nothing else."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from benchmarks.exports import corpus, corpus_drawn, corpus_parsers, corpus_summary
-from benchmarks.exports.corpus_summary import RESULTS, TOOLS, Rows, summary
+from benchmarks.exports.corpus import Assumed
+from benchmarks.exports.corpus_summary import OWN, RESULTS, TOOLS, Rows, summary
 
 FILE = {
     "base_model": "tiny-llama",
@@ -52,7 +54,7 @@ def test_files_that_need_what_is_not_there_do_not_count() -> None:
         {"file": "b", "before": "Error: old", "after": "Error: old"},
     ]
     page = summary([Rows("axolotl", found, {"e": "a server"}, parsed)])
-    assert "**2 of 4** files that can be tuned were: 50.0%" in page
+    assert "**2 of 4** published files that can be tuned were: 50.0%" in page
     assert "| axolotl | 5 | 1 | 4 | 2 | 50% |" in page
     assert "- axolotl, a server: `e`\n" in page
     assert "`b`: 8 x 80 GiB" in page
@@ -88,14 +90,14 @@ def test_only_files_without_an_answer_are_tried_again(
 def test_a_published_file_is_read_or_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "axolotl.yaml"
     path.write_text(yaml.safe_dump(FILE))
-    assert corpus.outcome(path, None, 4) == ("read", "axolotl, tiny-llama")
+    assert corpus.outcome(path, None, Assumed()) == ("read", "axolotl, tiny-llama")
 
     path.write_text(yaml.safe_dump({**FILE, "fsdp_version": 2, "fsdp_config": {"version": 2}}))
-    kind, said = corpus.outcome(path, None, 4)
+    kind, said = corpus.outcome(path, None, Assumed())
     assert (kind, said.endswith("4 devices (given)")) == ("read", True)
 
     path.write_text("unknown: 1\n")
-    kind, said = corpus.outcome(path, None, 4)
+    kind, said = corpus.outcome(path, None, Assumed())
     assert (kind, said.startswith("axolotl.yaml is no file of")) == ("refused", True)
 
 
@@ -153,7 +155,7 @@ def test_a_parser_refusing_a_tuned_file_is_told(
         {"file": "a.yaml", "before": None, "after": "no"},
         earlier,
     ]
-    assert set(corpus_summary.TOOLS) == {"axolotl", "llamafactory", "ms-swift"}
+    assert set(corpus_summary.PUBLISHED) == {"axolotl", "llamafactory", "ms-swift"}
 
 
 def test_files_are_changed_at_random_as_tuning_would_write_them(tmp_path: Path) -> None:
@@ -180,3 +182,20 @@ def test_files_are_changed_at_random_as_tuning_would_write_them(tmp_path: Path) 
         assert samples == FILE["gradient_accumulation_steps"]
         for key in ("base_model", "datasets", "sequence_len", "learning_rate"):
             assert written[key] == FILE[key]
+
+
+@pytest.mark.parametrize("tool", OWN)
+def test_the_tools_that_are_installed_take_what_may_be_written_of_their_files(
+    tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the files that are written here, each as for one config drawn at random."""
+    pytest.importorskip(tool)
+    files = Path(corpus.__file__).with_name("corpus_own") / tool
+    drawn = ["--output", str(tmp_path), "--draws", "1", "--model", "tiny-llama", "--seq-len", "64"]
+    assert corpus_drawn.main([str(files), *drawn]) == 0
+
+    given = [tool, "--python", sys.executable]
+    for folder in ("before", "after"):
+        given += [f"--{folder}", str(tmp_path / folder)]
+    assert corpus_parsers.main(given) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(list(files.iterdir()))} taken"

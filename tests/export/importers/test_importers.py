@@ -192,6 +192,42 @@ def test_the_command_says_what_is_trained() -> None:
         assert importer_of(keys, "a").task(keys) == task
 
 
+def test_arguments_of_scripts_of_transformers_are_not_taken_for_trls() -> None:
+    """Both name the model by one key, and TRL trains in bfloat16 where nothing is said."""
+    common = {"model_name_or_path": "some/model", "per_device_train_batch_size": 2}
+    assert importer_of(common, "a").tool.name == "trl"
+
+    keys = {**common, "block_size": 512, "torch_dtype": "auto"}
+    importer = importer_of(keys, "a")
+    assert importer.tool.name == "transformers"
+    assert importer.sample_tokens(keys) == 512
+    assert read(importer, keys).precision == "bf16"
+    assert read(importer, {**common, "train_file": "rows.jsonl"}).precision == "fp32"
+
+
+def test_what_fsdp_does_besides_stays_in_files_of_transformers() -> None:
+    keys: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config.fsdp_version": 2,
+        "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_config.activation_checkpointing": True,
+    }
+    importer = importer_of(keys, "a")
+    division = replace(importer.divide(keys, Path()), devices=2)
+    assert division.only == {"activation_checkpointing": ("full", "none")}
+
+    source = replace(named(), hardware={"device": "cuda", "devices": 2}, effective_batch_size=None)
+    config = config_of(importer, keys, source, CHOICES, division)
+    before = replace(source, config=config)
+    other = {"activation_checkpointing": "none", "reshard_after_forward": False}
+    after = replace(before, config=config.replace(**other))
+    assert changes(importer, keys, before, after, set(other)) == {
+        "fsdp_config.activation_checkpointing": False,
+        "fsdp_config.reshard_after_forward": False,
+    }
+
+
 def test_older_names_of_keys_stay_as_they_are() -> None:
     importer = importer_of(TRL, "c")
     before = replace(named(), config=read(importer, TRL), effective_batch_size=4)
