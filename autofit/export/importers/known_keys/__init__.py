@@ -11,7 +11,7 @@ from autofit.export.importers.command_line import ENVIRONMENT, LAUNCHER
 
 @functools.cache
 def known_keys(tool: str) -> tuple[str, frozenset[str]]:
-    """The version of a tool that was asked, such as "axolotl 0.18.0", and the keys that it takes.
+    """The version of a tool that was asked, such as "axolotl 0.19.0", and the keys that it takes.
 
     Args:
         tool: the name of an exporter, such as "axolotl".
