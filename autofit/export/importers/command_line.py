@@ -70,7 +70,8 @@ class CommandLine:
     program: tuple[str, str]
     keys: Mapping[str, Any]
     _places: Mapping[str, tuple[int, int]]
-    _end: int  # of the command
+    _begin: int  # of the command, behind the variables that are set for it
+    _end: int
 
     @classmethod
     def of(cls, text: str, name: str, programs: Sequence[tuple[str, str]]) -> "CommandLine":
@@ -100,9 +101,18 @@ class CommandLine:
         raise InputError(message, "Give one of them: autofit tune -- COMMAND.")
 
     def changed(self, values: Mapping[str, Any]) -> str:
-        """The text with other values; new options come last in the command."""
+        """The text with other values; new options come last in the command, and variables are set
+        before it."""
         edits: list[tuple[int, int, str]] = []
-        for key, value in self._whole(values).items():
+        options: dict[str, Any] = {}
+        for key, value in values.items():
+            if key.startswith(ENVIRONMENT):
+                assigned = f"{key.removeprefix(ENVIRONMENT)}={shlex.quote(str(value))} "
+                edits.append((self._begin, self._begin, assigned))
+            else:
+                options[key] = value
+
+        for key, value in self._whole(options).items():
             option = _option(key, value)
             start, stop = self._places.get(key, (self._end, self._end))
             if key not in self._places:
@@ -224,7 +234,7 @@ def _command(
         raise InputError(message, "Tune that file.")
 
     keys |= flat(own)
-    return CommandLine(text, program, keys, places, words[-1].stop)
+    return CommandLine(text, program, keys, places, words[first].start, words[-1].stop)
 
 
 def _program(

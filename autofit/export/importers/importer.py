@@ -20,6 +20,7 @@ from autofit.core.knobs.precision import KNOB as PRECISION
 from autofit.core.task import Task
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
+from autofit.export.importers.command_line import COMMAND, ENVIRONMENT
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
@@ -32,6 +33,7 @@ Keys = Mapping[str, Any]
 # Knobs that the keys of others depend on, first.
 _FIRST = ("lora_rank", "quantization", "precision", "kernels")
 _EVALUATED = re.compile(r"(^|[._])eval_")  # what evaluation alone takes stays as it is
+_VARIABLES = "env."  # what files set of the environment, which commands have before them
 _OFF = (None, False, "", "none", "None", "false")
 
 
@@ -121,9 +123,13 @@ class Importer:
 
     def says(self, keys: Keys, key: str) -> Any:
         """What a file says by a key, or the tool does without it, in the exporter's words."""
-        value = _value_of(keys, self.name_of(keys, key))
+        name = self.name_of(keys, key)
+        value = _value_of(keys, name)
         if value is None:
             value = self.defaults.get(key)
+        elif name.startswith(ENVIRONMENT):
+            value = str(value)
+
         return self.meaning(key, value)
 
     def has(self, keys: Keys, key: str) -> bool:
@@ -133,6 +139,9 @@ class Importer:
     def name_of(self, keys: Keys, key: str) -> str:
         """What a file calls a key of the exporter."""
         key = key.removeprefix(self.section)
+        if COMMAND in keys and key.startswith(_VARIABLES):
+            return ENVIRONMENT + key.removeprefix(_VARIABLES)
+
         of_fsdp = key_of_fsdp(keys, key)
         if of_fsdp:
             return of_fsdp

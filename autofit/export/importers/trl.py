@@ -84,6 +84,18 @@ def _divide(keys: Keys, folder: Path) -> Division:
     return with_devices(division, keys.get("num_processes"))
 
 
+def _keeps(keys: Keys) -> tuple[str, ...]:
+    """What tells packed samples apart; and in a command the kernels, whose liger_kernel_config is a
+    mapping that TRL's options do not take."""
+    kept: tuple[str, ...] = ()
+    if keys.get("packing"):
+        kept = ("attn_implementation",)
+    if keys.get(COMMAND):
+        kept = (*kept, "use_liger_kernel")
+
+    return kept
+
+
 def _meaning(key: str, value: Any) -> Any:
     if key == "dtype" and value == "auto":
         return "bfloat16"
@@ -106,7 +118,7 @@ IMPORTER = Importer(
     divide=_divide,
     targets="lora_target_modules",
     takes_usual=True,
-    keeps=lambda keys: ("attn_implementation",) if keys.get("packing") else (),
+    keeps=_keeps,
     older={
         "activation_checkpointing": "gradient_checkpointing",
         "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
+from autofit.export.importers import importer_of
 from autofit.export.importers.command_line import CommandLine, command_text
 
 PROGRAMS = (("swift", "sft"), ("swift", "rlhf"), ("trl", "sft"))
@@ -68,6 +69,26 @@ def test_what_a_script_says() -> None:
 )
 def test_sums_are_worked_out(written: str, value: object) -> None:
     assert command(f"swift sft --steps {written}\n").keys["steps"] == value
+
+
+def test_a_variable_is_set_before_the_command() -> None:
+    """Of TRL a file has it as `env`, which its command does not take."""
+    text = "export A=1\nB=2 trl sft --model_name_or_path m \\\n  --dtype bfloat16\n"
+    found = CommandLine.of(text, "train.sh", [("trl", "sft")])
+    assert found.keys["ENV.A"] == 1
+
+    changed = found.changed({"ENV.C": "x y", "dtype": "float32"})
+    assert changed.splitlines()[1] == "B=2 C='x y' trl sft --model_name_or_path m \\"
+    assert CommandLine.of(changed, "train.sh", [("trl", "sft")]).keys == {
+        **found.keys,
+        "ENV.C": "x y",
+        "dtype": "float32",
+    }
+
+    importer = importer_of(found.keys, "train.sh")
+    assert importer.name_of(found.keys, "env.A") == "ENV.A"
+    assert importer.says(found.keys, "env.A") == "1"
+    assert importer.name_of({"model_name_or_path": "m"}, "env.A") == "env.A"
 
 
 def test_nothing_changed_is_the_same_text() -> None:
