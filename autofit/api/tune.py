@@ -28,6 +28,7 @@ from autofit.core.knobs.activation_offload import KNOB as OFFLOAD
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.options import search_options
 from autofit.core.result import Result
+from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.export.exactness import ToolRule
 from autofit.export.importers import document_of
@@ -395,6 +396,9 @@ def _kept_and_freed(
             known = ", ".join(knob_of)
             raise InputError(f"{key} is no key that autofit tunes.", f"It knows {known}.")
     kept = {knob_of[key] for key in keep} | set(found.division.holds)
+    if importer.tool.name in TASKS[found.workload.task].by_micro_batch:
+        kept.add(MICRO_BATCH.name)
+
     return kept, {knob_of[key] for key in free}
 
 

@@ -99,6 +99,8 @@ class Task:
             or for each value that the tool knows its keys.
         stages: what a tool's command calls it; a dotted name is that of a class of the tool's, to
             which Config and Trainer are added, for what its command has none of.
+        by_micro_batch: the tools that compute its loss of each micro-batch by itself, where samples of
+            a batch change one another's: there the size of micro-batches decides what is learnt.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Task:
         default_factory=dict
     )
     stages: Mapping[str, str] = field(default_factory=dict)
+    by_micro_batch: Names = ()
 
     @property
     def auto_class(self) -> str:

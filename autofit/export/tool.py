@@ -14,6 +14,7 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import KNOBS, is_off, knob_named
+from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
 from autofit.core.tasks import TASKS, task_named
@@ -458,7 +459,18 @@ def of_experts(tool: Tool, request: Request) -> ToolKeys:
 
 
 def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
-    """The keys of one knob; a deviation if none of them depends on its value."""
+    """The keys of one knob, with what the tool does otherwise."""
+    share = _share_of(tool, knob, request)
+    several = knob == ACCUMULATION.name and request.config[knob] not in (None, 1)
+    if not several or tool.name not in task_named(request.source.task).by_micro_batch:
+        return share
+
+    instead = f"{tool.title} computes the loss of each micro-batch by itself, autofit of the batch"
+    return replace(share, deviations=(*share.deviations, request.deviation(knob, instead)))
+
+
+def _share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
+    """The same without what tasks change: a deviation if no key depends on the knob's value."""
     source = request.source
     value = source.config[knob]
     off = source.off.get(knob)

@@ -14,7 +14,7 @@ import yaml
 import autofit
 from autofit.api.estimate import predict
 from autofit.api.tool_file import read
-from autofit.api.tune import Tuned, save
+from autofit.api.tune import Tuned, save, settings_of
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.estimate import Remedy
@@ -64,6 +64,15 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
         patch.chdir(folder)
         unfollowed(patch)
         return autofit.tune(written(folder), gpu="rtx-4090")
+
+
+def test_the_micro_batch_stays_where_it_decides_what_is_learnt() -> None:
+    """KTO takes its distance of one, DPO's answers are compared one by one."""
+    options = ["--model_name_or_path", "tiny-llama", "--max_length", "64"]
+    sizes = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4"]
+    for stage, stays in (("kto", True), ("dpo", False)):
+        settings = settings_of(read(["trl", stage, *options, *sizes]), (), ())
+        assert (settings.get("micro_batch_size") == (2,)) is stays
 
 
 def test_only_what_costs_is_another(tuned: Tuned) -> None:

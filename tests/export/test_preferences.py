@@ -124,6 +124,18 @@ def test_a_tool_that_cannot_keeps_a_copy() -> None:
     assert "without its adapters" in instead("llamafactory", "kto", **LORA, reference="precomputed")
 
 
+@pytest.mark.parametrize("tool", TASKS["kto"].by_micro_batch)
+def test_a_distance_of_each_micro_batch_is_said(tool: str) -> None:
+    def deviates(task: str, steps: int) -> bool:
+        knobs = {"micro_batch_size": 8 // steps, "gradient_accumulation_steps": steps}
+        made = write(tool_named(tool), source(task=task, **knobs))
+        return "gradient_accumulation_steps" in [each.knob for each in made.departures]
+
+    assert deviates("kto", 8)
+    assert not deviates("kto", 1)
+    assert not deviates("dpo", 8)
+
+
 def test_only_trl_computes_the_loss_of_answers_in_chunks() -> None:
     def said(tool: str, loss: str) -> list[tuple[str, bool]]:
         made = write(tool_named(tool), source(task="dpo", **LORA, loss=loss))

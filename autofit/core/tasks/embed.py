@@ -26,4 +26,5 @@ EMBED = Task(
             "whole_batch": True,
         },
     },
+    by_micro_batch=("msswift",),
 )

@@ -29,6 +29,7 @@ KTO = Task(
         "msswift": {name: name for name in ("beta", *_WEIGHTS)},
     },
     stages={"trl": "kto", "msswift": "rlhf"},
+    by_micro_batch=("trl", "axolotl", "llamafactory", "msswift"),
     script=Script(
         templates=("encode", "read_chat", "read_answers"),
         data_kind=".jsonl with prompt, completion and label",

@@ -440,18 +440,8 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _keeps(keys: Keys) -> tuple[str, ...]:
-    """The keys that decide what is learnt.
-
-    Packed samples see one another but with flash attention, and without padding as well.
-    Embeddings are told from those of the same micro-batch.
-    """
-    kept = []
-    if keys.get("packing") or keys.get("padding_free"):
-        kept.append("attn_impl")
-    if _task(keys) == EMBED.name:
-        kept.append("per_device_train_batch_size")
-
-    return tuple(kept)
+    """Packed samples see one another but with flash attention, and without padding as well."""
+    return ("attn_impl",) if keys.get("packing") or keys.get("padding_free") else ()
 
 
 IMPORTER = Importer(
