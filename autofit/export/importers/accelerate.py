@@ -2,7 +2,7 @@
 accelerate launches processes by."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from autofit.core.errors import InputError, is_whole, shown
 from autofit.core.files import read_text
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.core.strict_yaml import parse
+from autofit.export.importers.command_line import ENVIRONMENT, LAUNCHER
 from autofit.export.importers.deepspeed import Zero, division_by, read_zero
 from autofit.export.importers.division import Division
 from autofit.export.importers.document import flat
@@ -28,6 +29,12 @@ _SIZES = {  # of accelerate's file
     f"{_DEGREES}cp_size": "context_parallel",
 }
 _SHARD = "data_parallel_shard"
+# What starts a command may say how many devices of each machine there are, of all, and machines.
+LAUNCHED_BY = f"{LAUNCHER}config_file"
+_PROCESSES = (f"{ENVIRONMENT}NPROC_PER_NODE", f"{LAUNCHER}nproc_per_node")
+_OF_ALL = f"{LAUNCHER}num_processes"
+_MACHINES = (f"{ENVIRONMENT}NNODES", f"{LAUNCHER}nnodes", f"{LAUNCHER}num_machines")
+_OF_LAUNCHER = (f"{LAUNCHER}use_fsdp", f"{LAUNCHER}use_deepspeed")
 
 
 def divided_by_trainer(
@@ -119,6 +126,40 @@ def divided_by_launcher(keys: Keys, folder: Path) -> Division:
         processes //= nodes
 
     return with_devices(replace(division, nodes=nodes), processes)
+
+
+def launched(division: Division, keys: Keys) -> Division:
+    """The same on as many machines and devices as what starts a command says.
+
+    Raises:
+        InputError: it divides weights by options of its own.
+    """
+    for option in _OF_LAUNCHER:
+        if keys.get(option):
+            name = option.removeprefix(LAUNCHER)
+            message = f"accelerate launch --{name}: its options are not read."
+            raise InputError(message, "Write them to a file, and launch by --config_file.")
+
+    nodes = division.nodes
+    machines = _first_of(_MACHINES, keys)
+    if machines is not None:
+        nodes = machines if is_whole(machines, 1) else None
+
+    processes = _first_of(_PROCESSES, keys)
+    of_all = keys.get(_OF_ALL)
+    if nodes is not None and is_whole(of_all, nodes):
+        processes = of_all // nodes
+
+    return with_devices(replace(division, nodes=nodes), processes)
+
+
+def _first_of(names: Sequence[str], keys: Keys) -> Any:
+    """What the first of several keys says that is set; None where none is."""
+    for name in names:
+        if keys.get(name):
+            return keys[name]
+
+    return None
 
 
 def with_devices(division: Division, processes: Any) -> Division:

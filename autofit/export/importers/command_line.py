@@ -242,12 +242,13 @@ def _program(
     word: str,
     programs: Sequence[tuple[str, str]],
 ) -> tuple[str, str] | None:
-    """The program that a word names: as `swift sft`, swift/cli/sft.py or -m swift.cli.sft."""
+    """The program that a word names: as `swift sft`, swift/cli/sft.py, -m swift.cli.sft or -m
+    trl.scripts.sft."""
     path = PurePosixPath(word)
     for tool, does in programs:
         is_command = word == does and PurePosixPath(before).name == tool
         is_script = path.name == f"{does}.py" and tool in path.parts
-        is_module = word == f"{tool}.cli.{does}"
+        is_module = word in (f"{tool}.cli.{does}", f"{tool}.scripts.{does}")
         if is_command or is_script or is_module:
             return tool, does
 

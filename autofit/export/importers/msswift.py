@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from autofit.core.tasks.generative_rerank import GENERATIVE_RERANK
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.tasks.rerank import RERANK
 from autofit.export.importers.accelerate import (
+    LAUNCHED_BY,
     divided_by_trainer,
+    launched,
     read_launcher,
-    with_devices,
 )
 from autofit.export.importers.command_line import COMMAND, ENVIRONMENT
 from autofit.export.importers.division import Division
@@ -79,9 +79,6 @@ _ALIGNERS = (
 )
 _READERS = ("model.language_model", "lm_head")
 _PARTS = {"freeze_llm": _READERS, "freeze_vit": _TOWERS, "freeze_aligner": _ALIGNERS}
-_PROCESSES = ("ENV.NPROC_PER_NODE", "launcher.nproc_per_node")  # of each machine
-_OF_ALL = "launcher.num_processes"  # of all machines, as accelerate counts
-_MACHINES = ("ENV.NNODES", "launcher.nnodes", "launcher.num_machines")
 _OF_TASKS = ("rlhf_type", "task_type")
 _NO_TASK = (None, "causal_lm")  # of which these say nothing
 _NEW_BLOCKS = "llamapro_num_new_blocks"
@@ -349,9 +346,9 @@ def _share_frozen(keys: Keys, weights: Weights) -> set[str]:
 
 def _divide(keys: Keys, folder: Path) -> Division:
     """By FSDP or DeepSpeed, which may have names of its own, or by a file for accelerate."""
-    launcher = keys.get("launcher.config_file")
+    launcher = keys.get(LAUNCHED_BY)
     if launcher:
-        return read_launcher(str(launcher), folder)
+        return launched(read_launcher(str(launcher), folder), keys)
 
     said = dict(keys)
     for key, value in keys.items():
@@ -370,26 +367,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
             holds=(*division.holds, CHECKPOINTING.name),
         )
 
-    machines = _first_of(_MACHINES, keys) or 1
-    nodes = None
-    if is_whole(machines, 1):
-        nodes = machines
-
-    processes = _first_of(_PROCESSES, keys)
-    of_all = keys.get(_OF_ALL)
-    if nodes is not None and is_whole(of_all, nodes):
-        processes = of_all // nodes
-
-    return with_devices(replace(division, nodes=nodes), processes)
-
-
-def _first_of(names: Sequence[str], keys: Keys) -> Any:
-    """What the first of several keys says that is set; None where none is."""
-    for name in names:
-        if keys.get(name):
-            return keys[name]
-
-    return None
+    return launched(division, keys)
 
 
 def _read(keys: Keys, division: Division) -> Keys:

@@ -8,8 +8,10 @@ from typing import Any
 from autofit.core.tasks import TASKS
 from autofit.core.tasks.causal_lm import CAUSAL_LM
 from autofit.export.importers.accelerate import (
+    LAUNCHED_BY,
     divided_by_launcher,
     divided_by_trainer,
+    launched,
     read_launcher,
     with_devices,
 )
@@ -68,12 +70,13 @@ def _task(keys: Keys) -> str:
 
 
 def _divide(keys: Keys, folder: Path) -> Division:
-    """By arguments of Trainer, or by a file for accelerate, which `trl` launches itself by."""
-    launcher = keys.get("accelerate_config")
+    """By arguments of Trainer, or by a file for accelerate, which `trl` launches itself by, or
+    which its script is launched by."""
+    launcher = str(keys.get("accelerate_config") or keys.get(LAUNCHED_BY) or "")
     if launcher in _LAUNCHED:
-        division = divided_by_launcher(_LAUNCHED[str(launcher)], folder)
+        division = divided_by_launcher(_LAUNCHED[launcher], folder)
     elif launcher:
-        division = read_launcher(str(launcher), folder)
+        division = read_launcher(launcher, folder)
     else:
         division = divided_by_trainer(keys, folder)
 
@@ -81,7 +84,7 @@ def _divide(keys: Keys, folder: Path) -> Division:
     if division.knobs.get("data_parallel") == "fsdp" and keys.get("load_in_4bit"):
         division = division if is_floating else division.noted(_WHOLE)
 
-    return with_devices(division, keys.get("num_processes"))
+    return launched(with_devices(division, keys.get("num_processes")), keys)
 
 
 def _keeps(keys: Keys) -> tuple[str, ...]:

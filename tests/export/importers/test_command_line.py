@@ -127,6 +127,10 @@ def test_how_else_a_command_is_started() -> None:
     assert found.keys["lora_rank"] == 4
     assert found.changed({"lora_rank": 8}) == text.replace("--lora-rank=4", "--lora_rank 8")
     assert command("python -m swift.cli.rlhf --rlhf_type dpo").program == ("swift", "rlhf")
+    text = "accelerate launch --num_processes 2 -m trl.scripts.dpo --model_name_or_path m\n"
+    found = CommandLine.of(text, "train.sh", [("trl", "dpo")])
+    assert found.program == ("trl", "dpo")
+    assert found.keys["launcher.num_processes"] == 2
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,23 @@ def test_a_file_for_accelerate_may_be_named_from_where_the_command_runs(
     assert read_launcher("configs/two.yaml", tmp_path / "scripts").devices == 2
 
 
+def test_a_script_of_trl_is_divided_as_it_is_launched(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\n"
+        "fsdp_config:\n  fsdp_version: 2\n"
+    )
+    keys = {**TRL, "launcher.command": "trl dpo", "launcher.config_file": "fsdp.yaml"}
+    found = division_of(keys, tmp_path)
+    assert (found.knobs, found.devices, found.nodes) == (fsdp(), 4, 2)
+    fewer = division_of({**keys, "launcher.num_processes": 4}, tmp_path)
+    assert (fewer.devices, fewer.nodes) == (2, 2)
+
+    alone = {**TRL, "launcher.command": "trl dpo", "launcher.nproc_per_node": 2}
+    assert (division_of(alone).devices, division_of(alone).nodes) == (2, 1)
+    with pytest.raises(InputError, match="accelerate launch --use_fsdp"):
+        division_of({**alone, "launcher.use_fsdp": True})
+
+
 def test_options_of_fsdp_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "fsdp.json").write_text('{"fsdp_reshard_after_forward": false}')
     found = division_of({**TRL, "fsdp": True, "fsdp_config": "fsdp.json"}, tmp_path)
