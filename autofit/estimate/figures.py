@@ -84,6 +84,10 @@ class SpacePredictor:
             )
         )
 
+    def trace_until(self, end: float) -> None:
+        """Set until when more may be traced, by `time.monotonic`."""
+        self._estimator().trace_until(end)
+
     def __call__(self, configs: Sequence[Config]) -> Figures:
         """The figures of some configs; raises UntraceableError where the model cannot be traced."""
         key = cache_key_of(self._workload, self._hardware, self._rates, configs)

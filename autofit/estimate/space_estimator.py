@@ -162,6 +162,14 @@ class SpaceEstimator:
                 notify=notify,
             )
 
+    def trace_until(self, end: float) -> None:
+        """Set until when more may be traced, by `time.monotonic`."""
+        if end != self._end:
+            self._end = end
+            self._workers.close()  # others will know of it
+        if self._at_once is not None:
+            self._at_once.trace_until(end)
+
     def predict(self, configs: Sequence[Config] | None = None) -> SpacePredictions:
         """Predict some configs, or all that were given."""
         if configs is None:

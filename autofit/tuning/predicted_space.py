@@ -44,10 +44,13 @@ _FEW = 200  # configs: of so few all are predicted
 _ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
 _BETWEEN = (1, 2)  # rounds in which a number of blocks may still be better than what surely fits
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
-# Shares of the time that there is: for looking at configs, and after which none is followed that
-# need not be.
+# Shares of the time that there is, before any config is followed: when no more are looked at, and
+# when those that are must be traced.
 _LOOK_SHARE = 0.5
-_FOLLOW_SHARE = 0.75
+_TRACE_SHARE = 0.6
+# Later: as many rounds of following before all must be there.
+_LOOK_ROUNDS = 2.0
+_TRACE_ROUNDS = 1.3
 _LITTLE_MORE = 1.15  # times what is done
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
@@ -121,6 +124,7 @@ class SpaceSearch:
         self._close: dict[str, int] = {}
         self._begin = time.monotonic()
         self._look_until = math.inf  # of the tier that is looked at
+        self._following = 0.0  # seconds of the longest round of it
         self._workers = Workers(None, self.follow)
 
         constraints = techniques.constraints(workload, hardware)
@@ -146,12 +150,12 @@ class SpaceSearch:
             for size in _of_every_size(workload, hardware, question.knobs, config)
         ]
 
-        predictor = SpacePredictor(
+        self._predictor = SpacePredictor(
             workload,
             hardware,
             [*self._starts, *sizes],
             workers=self._workers,
-            within=self._at(_LOOK_SHARE) - self._begin,
+            within=self._end(_TRACE_SHARE, _TRACE_ROUNDS) - self._begin,
             host_bytes=question.budget.host_bytes,
             notify=self._progress.traces_left,
         )
@@ -167,7 +171,7 @@ class SpaceSearch:
 
         self.local = LocalSearch(
             neighbours,
-            predictor,
+            self._predictor,
             self.merit,
             self._is_over,
             fractions,
@@ -188,6 +192,9 @@ class SpaceSearch:
             # How many blocks fit is asked once it is known by how much rough figures are exceeded:
             # of such a config every block is followed.
             self.local.looks_between = number > 0
+            begin = time.monotonic()
+            end = self._end(_LOOK_SHARE, _LOOK_ROUNDS)
+            self._predictor.trace_until(self._end(_TRACE_SHARE, _TRACE_ROUNDS))
             asked = {}
             for place, name in enumerate(self._tiers):
                 is_sure = self._is_sure(name)
@@ -195,11 +202,8 @@ class SpaceSearch:
                     continue
 
                 # Each tier is looked at for as long as any other.
-                share = _LOOK_SHARE
-                if number == 0:
-                    share *= (place + 1) / len(self._tiers)
-
-                self._look_until = self._at(share)
+                share = (place + 1) / len(self._tiers)
+                self._look_until = begin + share * (end - begin)
                 preferred = self._preferred(name)
                 if preferred and not (is_sure and preferred in self._upper_ends):
                     asked[name] = preferred
@@ -212,7 +216,7 @@ class SpaceSearch:
                     "Give a longer --time-limit.",
                 )
 
-            if not asked or (number and time.monotonic() > self._at(_FOLLOW_SHARE)):
+            if not asked or (number and self._is_late()):
                 break
 
             self._follow_all(asked)
@@ -220,7 +224,7 @@ class SpaceSearch:
         asked = {}
         for name in self._tiers:
             smallest = None if name in self._followed else self._smallest(name)
-            if smallest:
+            if smallest and not self._is_late():
                 asked[name] = smallest
 
         self._follow_all(asked)
@@ -250,9 +254,18 @@ class SpaceSearch:
     def _nothing_known(self) -> bool:
         return all(math.isnan(row.seconds) for row in self.local.rows.values())
 
-    def _at(self, share: float) -> float:
-        """When a share of the time is over."""
-        return self._begin + share * (self.question.until - self._begin)
+    def _end(self, share: float, rounds: float) -> float:
+        """When a share of the time is over; once configs were followed, when there is only time for
+        so many more rounds of that."""
+        until = self.question.until
+        if not self._following:
+            return self._begin + share * (until - self._begin)
+
+        return until - rounds * self._following
+
+    def _is_late(self) -> bool:
+        """Whether there is no time to follow more configs."""
+        return time.monotonic() + self._following > self.question.until
 
     def _is_over(self) -> bool:
         """Whether the time for the tier that is looked at is over."""
@@ -359,7 +372,9 @@ class SpaceSearch:
 
         Kept is what surely fits, and the first of each tier that may.
         """
-        answers = self._workers.map(self.follow, by_tier.values())
+        begin = time.monotonic()
+        answers = list(self._workers.map(self.follow, by_tier.values()))
+        self._following = max(self._following, time.monotonic() - begin)
         self._progress.followed(len(by_tier))
         for (name, config), answer in zip(by_tier.items(), answers, strict=True):
             if answer is None:

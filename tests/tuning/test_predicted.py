@@ -189,8 +189,22 @@ def question_of(workload: Workload, folder: Path) -> Question:
 
 def in_no_time(workload: Workload, question: Question) -> Answer:
     search = SpaceSearch(workload, question)
-    search._at = lambda share: 0.0  # type: ignore[method-assign]
+    search._end = lambda share, rounds: 0.0  # type: ignore[method-assign]
     return search.answer()
+
+
+def ends(workload: Workload, question: Question) -> tuple[list[float], list[bool]]:
+    """When no more configs are looked at, and whether there is no time to follow any: before one
+    was followed, once that took ten seconds, and once it took more than are left."""
+    search = SpaceSearch(workload, question)
+    begin = time.monotonic()
+    seconds = []
+    late = []
+    for search._following in (0.0, 10.0, 200.0):
+        seconds.append(search._end(0.5, 2.0) - begin)
+        late.append(search._is_late())
+
+    return seconds, late
 
 
 def test_when_the_time_is_over_the_best_so_far_are_the_answer(
@@ -202,6 +216,17 @@ def test_when_the_time_is_over_the_best_so_far_are_the_answer(
     assert answer.cut_short
     assert answer.followed.keys() == {"full", "lora"}
     assert len(answer.rows) < 60
+
+
+def test_all_time_is_for_looking_but_what_following_takes(
+    tmp_path: Path, executor: LocalExecutor
+) -> None:
+    workload = tiny.llama_workload(8)
+    question = question_of(workload, tmp_path)
+    question = dataclasses.replace(question, until=time.monotonic() + 100)
+    (first, later, _), late = executor.run(ends, workload, question, log="ends.log", timeout=300)
+    assert 0 < first < later < 80
+    assert late == [False, False, True]
 
 
 def test_no_time_for_one_prediction_is_an_error(tmp_path: Path, executor: LocalExecutor) -> None:
