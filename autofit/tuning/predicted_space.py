@@ -48,9 +48,11 @@ _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs 
 # when those that are must be traced.
 _LOOK_SHARE = 0.5
 _TRACE_SHARE = 0.6
-# Later: as many rounds of following before all must be there.
-_LOOK_ROUNDS = 2.0
-_TRACE_ROUNDS = 1.3
+# Later: as many rounds of following before all must be there. A round is begun if there is time
+# for most of what the longest one took, which followed more configs.
+_LOOK_ROUNDS = 1.5
+_TRACE_ROUNDS = 1.2
+_FOLLOW_ROUNDS = 0.9
 _LITTLE_MORE = 1.15  # times what is done
 _FOLLOWED = 5  # traces of shallow models that take as long as following a step
 
@@ -265,7 +267,7 @@ class SpaceSearch:
 
     def _is_late(self) -> bool:
         """Whether there is no time to follow more configs."""
-        return time.monotonic() + self._following > self.question.until
+        return time.monotonic() > self.question.until - _FOLLOW_ROUNDS * self._following
 
     def _is_over(self) -> bool:
         """Whether the time for the tier that is looked at is over."""
