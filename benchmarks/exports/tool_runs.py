@@ -48,6 +48,10 @@ def _by_run(tool: str, stage: Stage, folder: Path, **keys: Any) -> list[str]:
     return run.prepare({**exported, **keys}, stage.of_tool(folder))
 
 
+def _axolotl(stage: Stage, config: Config, folder: Path) -> list[str]:
+    return _by_run("axolotl", stage, folder)
+
+
 def _transformers(stage: Stage, config: Config, folder: Path) -> list[str]:
     return [*torchrun(config), *_by_run("transformers", stage, folder)]
 
@@ -171,9 +175,23 @@ _DEEPSPEED = (
 )
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
 _UNSLOTH = ("fp32", "accumulated", "checkpointed", "lora")
+# its bf16 and its several ranks ask for cards
+_AXOLOTL = (
+    "fp32",
+    "accumulated",
+    "checkpointed",
+    "selective",
+    "eager",
+    "chunked",
+    "lora",
+    "adafactor",
+    "adamw-foreach",
+    "adamw-8bit",
+)
 _LLAMAFACTORY = ("checkpointed", "adafactor", "ddp")
 _MSSWIFT = ("checkpointed", "eager", "lora", "lora-bf16", "lora-bf16-mixed", "adafactor", "ddp")
 RUNS = {
+    "axolotl": ToolRun(_axolotl, _AXOLOTL, run_of("axolotl").environment),
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
     "llamafactory": ToolRun(

@@ -66,9 +66,41 @@ _TRL = {
     "max_length": LENGTH,
     "bf16": False,
 }
+_AXOLOTL = {
+    "base_model": _MODEL,
+    "datasets": [{"path": "rows.jsonl", "type": "completion"}],
+    "sequence_len": LENGTH,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": BATCH,
+    "num_epochs": 1,
+    "optimizer": "adamw_torch",
+    "learning_rate": 2e-5,
+    "lr_scheduler": "constant",
+    "weight_decay": 0.0,
+    "max_grad_norm": 0.0,
+    "bf16": False,
+    "fp16": False,
+    "tf32": False,
+    "output_dir": "output",
+}
 _LORA = {"lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0}
 # tool -> what people have written
 FILES: dict[str, dict[str, dict[str, Any]]] = {
+    "axolotl": {
+        "full": _AXOLOTL,
+        "lora": {
+            **_AXOLOTL,
+            "adapter": "lora",
+            "lora_r": 8,
+            "lora_alpha": 16,
+            "lora_target_linear": True,
+            # Triton kernels, for cards alone
+            "lora_mlp_kernel": False,
+            "lora_o_kernel": False,
+            "lora_qkv_kernel": False,
+        },
+        "adafactor": {**_AXOLOTL, "optimizer": "adafactor"},
+    },
     "trl": {
         "full": _TRL,
         "lora": {**_TRL, "use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0},

@@ -42,7 +42,11 @@ def instead(before: str, after: str) -> Callable[[str], str]:
 
 ENVIRONMENTS = {
     "axolotl": Environment(
-        alone=("axolotl==0.19.0", "liger-kernel==0.8.5"),
+        alone=(
+            *("axolotl==0.19.0", "axolotl-contribs-lgpl==0.0.7", "axolotl-contribs-mit==0.0.6"),
+            *("colorama", "fastcore", "fire", "llvmlite", "numba", "posthog", "termcolor"),
+            *("liger-kernel==0.8.5", "triton"),
+        ),
         packages=(
             *(
                 "transformers==5.16.1",

@@ -19,20 +19,6 @@ from tests.export.tools.test_own_parsers import PARSERS, parsed
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(3600)]
 
-AXOLOTL = {
-    "base_model": "tiny-llama",
-    "datasets": [{"path": "some/data", "type": "alpaca"}],
-    "sequence_len": 128,
-    "micro_batch_size": 1,
-    "gradient_accumulation_steps": 8,
-    "num_epochs": 1,
-    "optimizer": "adamw_torch",
-    "learning_rate": 2e-5,
-    "bf16": True,
-    "gradient_checkpointing": True,
-    "output_dir": "output",
-}
-
 
 def python_of(tool: str, folder: Path) -> str:
     """An interpreter that has the tool; skips the test where it cannot be installed."""
@@ -57,16 +43,10 @@ def test_its_peak_is_what_was_said(
     assert [row for row in found if not row.is_right] == []
 
 
-@pytest.mark.skip(reason="axolotl 0.19.0 lacks a module that its training imports")
-def test_axolotls_peak_is_what_was_said() -> None:
-    """Its command is written as its sources have it, and was never run."""
-
-
 @pytest.mark.parametrize("tool", ["axolotl", "llamafactory", "msswift"])
 def test_its_own_parser_takes_what_tuning_writes(tool: str, tmp_path: Path) -> None:
-    files = FILES.get(tool, {"full": AXOLOTL})
     written = []
-    for name, keys in files.items():
+    for name, keys in FILES[tool].items():
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False))
         tuned = autofit.tune(path, gpu="rtx-4090", out=tmp_path / name)
