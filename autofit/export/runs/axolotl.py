@@ -31,7 +31,7 @@ RUN = ToolRun(
     file="axolotl.yaml",
     program=lambda keys: ("-m", "axolotl.cli.train"),
     keys=_keys,
-    # a training on made-up rows is not reported to its authors
+    # axolotl reports trainings to its authors; this one is on made-up rows
     environment={"AXOLOTL_DO_NOT_TRACK": "1"},
     without=(
         "added_tokens_overrides",
