@@ -1,4 +1,4 @@
-"""A knob's value for some of a model's blocks, as a word: `full:12`, for the first twelve."""
+"""A knob's value for some of a model's blocks, as a word: `full:12`, for twelve of them."""
 
 import re
 from dataclasses import dataclass
@@ -9,11 +9,13 @@ _OFF = "none"
 
 @dataclass(frozen=True)
 class SomeBlocks:
-    """A value for the first blocks of a model, and another for all others.
+    """A value for some blocks of a model, and another for all others.
+
+    Which ones is the knob's to say.
 
     Attributes:
-        value: of the first ones.
-        number: of these.
+        value: of these.
+        number: how many they are.
         rest: the value of the others: of `full:12+selective` selective, of `full:12` none.
     """
 
@@ -29,6 +31,14 @@ class SomeBlocks:
             return None
         first, number, rest = found.groups()
         return cls(first, int(number), rest or _OFF)
+
+    def canonical(self, blocks: int) -> str:
+        """The same in one word where all of so many blocks are alike; 0: their number is unknown."""
+        if self.number == 0:
+            return self.rest
+        if self.number >= blocks > 0:
+            return self.value
+        return str(self)
 
     def __str__(self) -> str:
         rest = "" if self.rest == _OFF else f"+{self.rest}"

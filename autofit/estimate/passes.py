@@ -1,6 +1,7 @@
 """A forward and backward of the whole model, put together from segments: memory and seconds at each
 pair of a grid."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autofit.core.config import Config
+from autofit.core.knobs.parameter_offload import blocks_streamed, streamed_of, streams
 from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
 from autofit.estimate.layouts import Exchanges
@@ -40,7 +42,7 @@ class Pass:
     segments: Segments
     schedule: Schedule
     computed: Computed = field(default_factory=dict)
-    _memory: dict[tuple[bool, ...], tuple[Floats, Floats]] = field(default_factory=dict)
+    _memory: dict[tuple[Any, ...], tuple[Floats, Floats]] = field(default_factory=dict)
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
@@ -51,11 +53,11 @@ class Pass:
                 they are there.
         """
         mode = (added, config.activation_offload == "cpu")
-        resting = rest_on_host(config)
-        # Of each block either its weights or its gradients do.
-        leaves = config.parameter_offload == "cpu" and updated_on(config) is not None
+        resting = self._resting(config)
+        # Of each streamed block either its weights or its gradients do.
+        leaves = streams(config.parameter_offload) and updated_on(config) is not None
 
-        key = *mode, resting, leaves
+        key = *mode, leaves, *resting.items()
         if key not in self._memory:
             before = np.zeros_like(self.segments.parameters)
             leaving = leaves * self.segments.streamed_block
@@ -68,6 +70,18 @@ class Pass:
             )
 
         return self._memory[key]
+
+    def _resting(self, config: Config) -> dict[int, float]:
+        """By traced block, the share of those it stands for whose gradients rest on the host."""
+        depth = self.segments.depth
+        if depth is None or not rest_on_host(config):
+            return {}
+
+        stands_for = Counter(map(depth.stand_in, range(depth.whole)))
+        streamed = blocks_streamed(config.parameter_offload, depth.whole)
+        resting = Counter(map(depth.stand_in, streamed))
+
+        return {block: resting[block] / times for block, times in stands_for.items()}
 
     @cached_property
     def saved(self) -> tuple[Floats, Floats]:
@@ -144,10 +158,7 @@ class Pass:
         if config.activation_offload == "cpu":
             moved, resident = self.saved
 
-        streamed = none
-        if config.parameter_offload == "cpu":
-            streamed = self.segments.streamed
-
+        streamed = self.segments.streamed * share_streamed(config, self.segments)
         gradients = none
         if rest_on_host(config):
             gradients = self.segments.gradients
@@ -170,13 +181,13 @@ class Pass:
         nbytes, resident = self.saved
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
 
-        streamed = 0
-        if config.parameter_offload == "cpu":
-            streamed = self.segments.streamed_weights
-            if config.quantization != "int8" and self.segments.depth:
-                streamed = self.segments.depth.whole - 2  # blocks, of which each is one copy
+        share = share_streamed(config, self.segments)
+        weights = self.segments.streamed_weights * share
+        streamed = weights
+        if config.quantization != "int8" and self.segments.depth:
+            streamed = (self.segments.depth.whole - 2) * share  # blocks, of which each is one copy
 
-        gradients = adding * self.segments.streamed_weights
+        gradients = adding * weights
         if rest_on_host(config):
             gradients += sum(self.segments.shapes.values())
 
@@ -290,7 +301,14 @@ def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
 
 def rest_on_host(config: Config) -> bool:
     """Whether the gradients of streamed weights rest on the host, as these do."""
-    return config.parameter_offload == "cpu" and updated_on(config) == "host"
+    return streams(config.parameter_offload) and updated_on(config) == "host"
+
+
+def share_streamed(config: Config, segments: Segments) -> float:
+    """How much of `segments.streamed` is on the host at any time: two blocks never are."""
+    whole = segments.depth.whole if segments.depth else 0
+    number = streamed_of(config.parameter_offload, whole)
+    return max(0, number - 2) / max(1, whole - 2)
 
 
 def _ways(config: Config) -> int:

@@ -1,7 +1,7 @@
 """Schedules: a step of the whole model as a sequence of segments, in which those of the middle
 blocks are repeated."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,14 +18,15 @@ def run_schedule(
     mode: Mode,
     live: Floats,
     *,
-    resting: bool = False,
+    resting: Mapping[int, float] | None = None,
     leaving: Floats | float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(the peak, what is alive at the end) of a step, in bytes.
 
     Args:
         live: the bytes that it begins with.
-        resting: the gradients of a block leave the device with it.
+        resting: by traced block, the share of those it stands for whose gradients leave the device
+            with them.
         leaving: bytes of a block that do so beside the next one's backward.
     """
     highest = live
@@ -34,8 +35,9 @@ def run_schedule(
         net = np.zeros_like(live)
         for segment in run:
             climbed, more = segment.memory[mode]
-            if resting and segment.of_block:
-                _, more = segment.memory[True, mode[1]]
+            if resting and segment.block in resting:
+                _, without = segment.memory[True, mode[1]]
+                more = more + resting[segment.block] * (without - more)
 
             rise = np.maximum(rise, net + climbed)
             net = net + more

@@ -8,11 +8,12 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
+from autofit.core.knobs.parameter_offload import streamed_of
 from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.estimate.layouts import Exchanges
-from autofit.estimate.passes import Pass, rest_on_host
+from autofit.estimate.passes import Pass, rest_on_host, share_streamed
 from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid
@@ -92,8 +93,7 @@ def combined(
         of_rank = where.workload.effective_batch_size / layout.dp_degree
         held = held + segments.inputs * (of_rank / where.grid.samples - 1)
 
-    if config.parameter_offload == "cpu":
-        held = held - segments.streamed
+    held = held - segments.streamed * share_streamed(config, segments)
     if config.reference == OFFLOADED:
         held = held - segments.copied
 
@@ -117,7 +117,8 @@ def combined(
 
     if rests:  # those of blocks, which are there two blocks at a time
         if segments.depth:
-            gradients = gradients - segments.streamed_block * segments.depth.whole
+            blocks = streamed_of(config.parameter_offload, segments.depth.whole)
+            gradients = gradients - segments.streamed_block * blocks
 
         earlier = gradients + 2 * segments.streamed_block
 
@@ -167,9 +168,12 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
         # Copies of weights, and their gradients.
         total = total + 2 * optimizer.weights + optimizer.state
 
-    if config.parameter_offload == "cpu" and not rest_on_host(config) and segments.depth:
+    blocks = 0
+    if segments.depth and not rest_on_host(config):
+        blocks = streamed_of(config.parameter_offload, segments.depth.whole)
+    if blocks:
         # While a block is put together its weights are there twice.
-        blocks = segments.depth.whole + (config.quantization != "int8")
+        blocks += config.quantization != "int8"
         total = total + segments.streamed_block * blocks
 
     if config.reference == OFFLOADED and segments.depth:

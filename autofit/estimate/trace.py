@@ -185,7 +185,7 @@ def _of_few_blocks(
     has_buckets = config.data_parallel == "ddp"
     if has_buckets and stage is not None:  # their buckets, made after a backward, end anywhere
         return None
-    if SomeBlocks.of(config.activation_checkpointing):
+    if any(map(SomeBlocks.of, config.values())):  # which blocks those are follows from all
         return None
 
     cut = Cut.of(config)

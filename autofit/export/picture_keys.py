@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
+from autofit.core.knobs.parameter_offload import streamed_of, streams
 from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
@@ -23,6 +24,13 @@ def facts(source: ExportSource) -> Pictures:
     """The denoiser and its pictures, which `refuse` has looked for."""
     assert source.pictures is not None, "refused without them"
     return source.pictures
+
+
+def share_streamed(request: Request) -> float:
+    """The share of the blocks whose weights rest on the host; of a UNet, all or none."""
+    value = request.config.parameter_offload
+    blocks = sum(facts(request.source).blocks)
+    return streamed_of(value, blocks) / blocks if blocks else float(streams(value))
 
 
 def weights(source: ExportSource) -> str:

@@ -22,6 +22,7 @@ from autofit.core.layout import implied
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
 from autofit.core.quoting import lines_of, one_line
+from autofit.core.some_blocks import SomeBlocks
 
 OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
@@ -112,7 +113,12 @@ def _knob(config: Mapping[str, Any], name: str) -> str:
         return f"{name} {value(given)}"
 
     parts = {part: value(config.get(part)) for part in _PART_OF_ANOTHER}
-    return short.format(value=value(given), **parts)
+    words = short.format(value=value(given), **parts)
+    some = SomeBlocks.of(given)
+    if some is not None and "{value}" not in short:
+        words += f" ({pluralize(some.number, 'block')})"
+
+    return words
 
 
 def values(given: Any) -> str:

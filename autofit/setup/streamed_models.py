@@ -7,7 +7,6 @@ from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.setup.host_copies import CopyLane
-from autofit.setup.layers import repeated_blocks
 from autofit.setup.resting_weights import Block, Slot
 from autofit.setup.state import Holder, Setup
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, BlockStreamer, Updated
@@ -21,16 +20,18 @@ TOO_FEW = (
 def stream_blocks(
     setup: Setup,
     model: nn.Module,
+    blocks: list[nn.Module],
     lane: CopyLane,
     *,
     smallest: int,
     updated: Updated | None = None,
     instead: str = "none",
 ) -> BlockStreamer:
-    """Send every weight of a block that may be streamed to the host as soon as it exists.
+    """Send every weight of some blocks that may be streamed to the host as soon as it exists.
 
     Args:
         model: the trained one, or a frozen one; without weights so far.
+        blocks: the ones of it to stream.
         updated: where trained weights are updated.
         instead: the value to use where it is refused.
 
@@ -40,7 +41,7 @@ def stream_blocks(
     """
     streamer = BlockStreamer(
         model,
-        repeated_blocks(model),
+        blocks,
         lane,
         smallest=smallest,
         whole=setup.config.compile != "none",

@@ -73,13 +73,8 @@ class ActivationCheckpointing(Technique):
             return self.off
 
         some = SomeBlocks.of(value)
-        if some is None:
-            return value
-        if some.number == 0:
-            return some.rest
-        if workload.traits and some.number >= workload.traits.blocks > 0:
-            return some.value
-        return str(some)
+        blocks = workload.traits.blocks if workload.traits else 0
+        return some.canonical(blocks) if some else value
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])

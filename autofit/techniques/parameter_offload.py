@@ -19,16 +19,19 @@ one at a time, full checkpointing, chunked loss):
   bytes for each weight.
 """
 
-from autofit.core.knobs.parameter_offload import KNOB
+from autofit.core.knobs.parameter_offload import KNOB, blocks_streamed
+from autofit.core.some_blocks import SomeBlocks
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, updated_on
 from autofit.setup.streamed_models import TOO_FEW, stream_blocks
 
 
 class ParameterOffload(Technique):
     """`cpu`: only the running block and the next one have their weights on the device, while
-    trained ones are updated the last one, too.
+    trained ones are updated the last one, too. `cpu:12`: so it is with twelve blocks, between
+    which others stay there.
 
     Weights tied to something outside their block stay on the device, as do adapters, quantisation
     constants and the optimizer's state. Pinned host memory is allocated in powers of two per
@@ -40,6 +43,12 @@ class ParameterOffload(Technique):
     stage = Stage.ADAPT
     cuda_values = host_values = ("cpu",)
     all_exact = True
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """One word where all blocks are alike."""
+        some = SomeBlocks.of(config[self.name])
+        blocks = workload.traits.blocks if workload.traits else 0
+        return some.canonical(blocks) if some else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
@@ -55,20 +64,30 @@ class ParameterOffload(Technique):
                 "trained weights are streamed where the backward or the host updates them; "
                 "set optimizer_in_backward, optimizer_offload or lora_rank."
             )
+        some = SomeBlocks.of(config[self.name])
+        if some and some.number < LEAST_BLOCKS:
+            return f"of fewer than {LEAST_BLOCKS} blocks no weight would leave the device; use none."
         if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
             return TOO_FEW.format(self.off)
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        _stream(setup, CopyLane.of(setup.device))
+        _stream(setup, value, CopyLane.of(setup.device))
 
     def trace(self, setup: Setup, value: Value) -> None:
-        _stream(setup, CopyLane(None, setup.tracing.note_host))
+        _stream(setup, value, CopyLane(None, setup.tracing.note_host))
 
 
-def _stream(setup: Setup, lane: CopyLane) -> None:
-    updated = updated_on(setup.config)
-    streamer = stream_blocks(setup, setup.model, lane, smallest=SMALLEST, updated=updated)
+def _stream(setup: Setup, value: Value, lane: CopyLane) -> None:
+    blocks = repeated_blocks(setup.model)
+    streamer = stream_blocks(
+        setup,
+        setup.model,
+        [blocks[at] for at in blocks_streamed(value, len(blocks))],
+        lane,
+        smallest=SMALLEST,
+        updated=updated_on(setup.config),
+    )
     setup.on_close(streamer.close)
     setup.patch(setup, "value_of", streamer.value_of)
     setup.patch(setup, "host_params", streamer.host_params)

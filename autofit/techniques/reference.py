@@ -11,6 +11,7 @@ from autofit.core.knobs.reference import KNOB
 from autofit.core.workload import REFERENCE
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST
 from autofit.setup.streamed_models import TOO_FEW, stream_blocks
 from autofit.setup.without_adapters import without_adapters
@@ -90,7 +91,14 @@ def asks_for_copy(workload: Workload) -> bool:
 def _stream(setup: Setup, lane: CopyLane) -> None:
     """Let the copy's blocks rest on the host. It ends with the setup: none comes back."""
     copied = setup.frozen[REFERENCE]
-    stream_blocks(setup, copied, lane, smallest=SMALLEST, instead="resident")
+    stream_blocks(
+        setup,
+        copied,
+        repeated_blocks(copied),
+        lane,
+        smallest=SMALLEST,
+        instead="resident",
+    )
 
 
 def _refused_streaming(config: Config, workload: Workload, hardware: Hardware) -> str | None:

@@ -16,15 +16,36 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
+from autofit.core.knobs.parameter_offload import KNOB as OFFLOAD
 from autofit.core.result import of_tier, tier
 from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Workload
 from autofit.estimate.figures import SpacePredictor
 from autofit.estimate.processes import Workers
+from autofit.setup.streamed_blocks import LEAST_BLOCKS
 from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
 
-# By knob the value that saves memory, and those that the rest of the blocks may have.
-LEVERS = {CHECKPOINTING.name: ("full", ("none", "selective"))}
+
+@dataclass(frozen=True)
+class _Lever:
+    """What a knob can do to some of the blocks.
+
+    Attributes:
+        value: the one that saves memory.
+        rests: those that the rest of the blocks may have.
+        least: how many blocks there must be.
+    """
+
+    value: str
+    rests: tuple[str, ...]
+    least: int = 1
+
+
+# By knob.
+LEVERS = {
+    CHECKPOINTING.name: _Lever("full", ("none", "selective")),
+    OFFLOAD.name: _Lever("cpu", ("none",), LEAST_BLOCKS),
+}
 
 # Of each tier so many configs are looked at that fit with some number of blocks alone, so many
 # of them at the same time, and so many are kept.
@@ -70,14 +91,14 @@ class Fractions:
             return
 
         known = self._known.setdefault(tier(row.config), {})
-        for knob, (value, rests) in LEVERS.items():
+        for knob, lever in LEVERS.items():
             offered = self.knobs.get(knob, ())
-            if value not in offered:
+            if lever.value not in offered:
                 continue
 
-            full = row.config.replace(**{knob: value})
-            for rest in rests:
-                number = self._number(row.config[knob], value, rest)
+            full = row.config.replace(**{knob: lever.value})
+            for rest in lever.rests:
+                number = self._number(row.config[knob], lever.value, rest)
                 if number is not None and rest in offered:
                     series = _Series(knob, full, rest)
                     known.setdefault(series, {})[number] = row
@@ -166,8 +187,9 @@ class Fractions:
 
         below = max(too_large)
         above = min(small_enough)
+        least = max(below + 1, LEVERS[series.knob].least)
         between = [
-            self._between(series, known, below, above, number) for number in range(below + 1, above)
+            self._between(series, known, below, above, number) for number in range(least, above)
         ]
         if not between:
             return None
@@ -185,8 +207,7 @@ class Fractions:
         number: int,
     ) -> Row:
         """What is expected of a number between two that are known."""
-        value, _ = LEVERS[series.knob]
-        some = SomeBlocks(value, number, series.rest)
+        some = SomeBlocks(LEVERS[series.knob].value, number, series.rest)
         share = (number - below) / (above - below)
         before = known[below]
         after = known[above]
@@ -206,13 +227,13 @@ def is_partly_on(config: Config, knob: str) -> bool:
 def values_between(knobs: Values, blocks: int) -> dict[str, tuple[Value, ...]]:
     """By knob every value for some of a model's blocks, between two of its values."""
     found: dict[str, tuple[Value, ...]] = {}
-    for knob, (value, rests) in LEVERS.items():
+    for knob, lever in LEVERS.items():
         offered = knobs.get(knob, ())
         values = tuple(
-            str(SomeBlocks(value, number, rest))
-            for rest in rests
-            if rest in offered and value in offered
-            for number in range(1, blocks)
+            str(SomeBlocks(lever.value, number, rest))
+            for rest in lever.rests
+            if rest in offered and lever.value in offered
+            for number in range(lever.least, blocks)
         )
         if values:
             found[knob] = values
@@ -230,18 +251,18 @@ def may_fit_between(rows: Sequence[Row], cap: float) -> list[Row]:
         if leader is None or math.isnan(row.nbytes + row.seconds):
             continue
 
-        for knob, (value, rests) in LEVERS.items():
+        for knob, lever in LEVERS.items():
             given = row.config[knob]
-            if given == value and row.nbytes <= cap:
+            if given == lever.value and row.nbytes <= cap:
                 together.setdefault((knob, row.config), []).append(row)
-            elif given in rests and row.nbytes > cap and row.seconds < leader.seconds:
-                others = row.config.replace(**{knob: value})
+            elif given in lever.rests and row.nbytes > cap and row.seconds < leader.seconds:
+                others = row.config.replace(**{knob: lever.value})
                 together.setdefault((knob, others), []).append(row)
 
     by_tier: dict[str, list[list[Row]]] = {}
     for (knob, _), some in together.items():
         values = {row.config[knob] for row in some}
-        if len(values) > 1 and LEVERS[knob][0] in values:
+        if len(values) > 1 and LEVERS[knob].value in values:
             by_tier.setdefault(tier(some[0].config), []).append(some)
 
     found: dict[Row, None] = dict.fromkeys(best[name] for name in by_tier)

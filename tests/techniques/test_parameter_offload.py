@@ -3,15 +3,19 @@
 import dataclasses
 import gc
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
 from autofit.core.errors import RefusedError
+from autofit.core.knobs.parameter_offload import blocks_streamed, streamed_of
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup
@@ -103,6 +107,8 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
             None,
         ),
         (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have weights"),
+        (LORA | {"parameter_offload": "cpu:2"}, None, CUDA, "parameter_offload: of fewer than 3"),
+        (LORA | {"parameter_offload": "cpu:3"}, None, CUDA, None),
         (OFFLOAD, None, CUDA, None),
         (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),
     ],
@@ -120,6 +126,23 @@ def test_what_it_is_refused_for(
 def test_it_is_searched_only_where_there_are_two_memories() -> None:
     assert TECHNIQUE.choices(tiny.CPU) == ("none",)
     assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("value", "canonical"), [("cpu:0", "none"), ("cpu:04", "cpu:4"), ("cpu:5", "cpu")]
+)
+def test_one_word_where_all_blocks_are_alike(value: str, canonical: str) -> None:
+    workload = dataclasses.replace(wide(), traits=dataclasses.replace(TRAITS, blocks=DEPTH))
+    config = canonicalize(LORA | {"parameter_offload": value}, workload, CUDA)
+    assert config.parameter_offload == canonical
+
+
+@given(st.integers(1, 100), st.integers(0, 120))
+def test_some_blocks_are_spread_as_evenly_as_can_be(blocks: int, number: int) -> None:
+    found = blocks_streamed(f"cpu:{number}", blocks)
+    assert len(found) == streamed_of(f"cpu:{number}", blocks) == min(number, blocks)
+    gaps = {after - before for before, after in pairwise([found[-1] - blocks, *found])} if found else {0}
+    assert max(gaps) - min(gaps) <= 1
 
 
 @pytest.mark.parametrize(
@@ -157,6 +180,8 @@ def test_building_never_has_more_than_one_frozen_weight_on_the_device(
     "knobs",
     [
         {},
+        {"parameter_offload": "cpu:3"},
+        {"parameter_offload": "cpu:4", "activation_checkpointing": "full"},
         {"activation_checkpointing": "full"},
         {"micro_batch_size": 2},
         {"lora_rank": 0, "head_only": True},
@@ -169,7 +194,8 @@ def test_gradients_are_the_same_with_two_blocks_on_the_device(
     streamers: list[BlockStreamer], knobs: dict[str, Any]
 ) -> None:
     workload, log = wide(), []
-    plain, streamed = built(workload, LORA | knobs), built(workload, OFFLOAD | knobs)
+    plain = built(workload, LORA | knobs | {"parameter_offload": "none"})
+    streamed = built(workload, OFFLOAD | knobs)
     for block in repeated_blocks(streamed.model):
         block.register_forward_hook(lambda *_: log.append(resident_bytes(streamers[0])))
     batch = workload.batch(4)
@@ -177,11 +203,12 @@ def test_gradients_are_the_same_with_two_blocks_on_the_device(
         assert torch.equal(accumulate(plain, batch), accumulate(streamed, batch))
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
         assert torch.equal(one.grad, other.grad), name
-    assert max(log) == 2 * streamed_bytes(streamers[0]) / DEPTH
+    blocks = streamed_of(streamed.config.parameter_offload, DEPTH)
+    assert max(log) == 2 * streamed_bytes(streamers[0]) / blocks
     bits = {"nf4-dq": 4, "int8": 8}.get(
         str(knobs.get("quantization")), 16 if "precision" in knobs else 32
     )
-    assert streamed_bytes(streamers[0]) == 2 * DEPTH * MATRIX * bits // 32
+    assert streamed_bytes(streamers[0]) == 2 * blocks * MATRIX * bits // 32
 
 
 def test_steps_evaluations_checkpoints_and_the_end(
@@ -297,7 +324,7 @@ def trained(
     [
         {},
         {"activation_checkpointing": "full"},
-        {"activation_checkpointing": "alternate"},
+        {"activation_checkpointing": "alternate", "parameter_offload": "cpu:4"},
         {"precision": "bf16"},
         {"precision": "bf16-mixed"},
         *(
@@ -312,15 +339,16 @@ def test_trained_weights_are_streamed_where_the_backward_updates_them(
 ) -> None:
     workload, log = wide(), []
     (plain, expected), (streamed, _) = (
-        trained(workload, WHOLE | knobs, 3),
-        trained(workload, WHOLE | knobs | {"parameter_offload": "cpu"}, 0),
+        trained(workload, WHOLE | knobs | {"parameter_offload": "none"}, 3),
+        trained(workload, WHOLE | {"parameter_offload": "cpu"} | knobs, 0),
     )
     for block in repeated_blocks(streamed.model):
         block.register_forward_hook(lambda *_: log.append(resident_bytes(streamers[0])))
     found = [train_step(streamed, workload.batch(4)).clone() for _ in range(3)]
     assert torch.equal(torch.stack(expected), torch.stack(found))
-    assert max(log) == 3 * streamed_bytes(streamers[0]) / DEPTH
-    assert streamed_bytes(streamers[0]) >= 2 * DEPTH * MATRIX // (
+    blocks = streamed_of(streamed.config.parameter_offload, DEPTH)
+    assert max(log) == 3 * streamed_bytes(streamers[0]) / blocks
+    assert streamed_bytes(streamers[0]) >= 2 * blocks * MATRIX // (
         2 if knobs.get("precision") == "bf16" else 1
     )
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trained_values(), strict=True):

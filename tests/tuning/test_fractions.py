@@ -31,7 +31,12 @@ KNOBS: Values = {
     "lora_rank": (0,),
     "micro_batch_size": (1, 2),
 }
-OFF = {"activation_checkpointing": "none", "lora_rank": 0, "micro_batch_size": 1}
+OFF = {
+    "activation_checkpointing": "none",
+    "lora_rank": 0,
+    "micro_batch_size": 1,
+    "parameter_offload": "none",
+}
 
 
 def of(value: str, samples: int = 1) -> Config:
@@ -93,6 +98,20 @@ def test_equal_blocks_take_two_predictions() -> None:
     assert row.config == of("full:39")
     fractions.note(row)
     assert fractions.expected("full", lambda row: row.nbytes <= 60.5) == []
+
+
+def test_as_many_blocks_are_streamed_as_leave_memory_free() -> None:
+    """Two blocks are on the device at any time, so that three are the least."""
+    knobs: Values = {**KNOBS, "parameter_offload": ("cpu", "none")}
+    assert values_between(knobs, 5)["parameter_offload"] == ("cpu:3", "cpu:4")
+
+    fractions = fractions_of(8, knobs)
+    plain = of("full")
+    fractions.note(Row(plain, 10.0, 1.0))
+    fractions.note(Row(plain.replace(parameter_offload="cpu"), 4.0, 3.0))
+    for cap, number in ((9.9, 3), (7.0, 4), (5.5, 6)):
+        (row,) = fractions.expected("full", lambda row, cap=cap: row.nbytes <= cap)
+        assert row.config == plain.replace(parameter_offload=f"cpu:{number}")
 
 
 def test_there_is_nothing_between_what_fits_or_does_not_or_is_unknown() -> None:

@@ -20,6 +20,7 @@ KNOB = Knob(
         "alternate": "every second block is computed again in the backward",
         "selective": "all but matrix products and attention is computed again in the backward",
     },
+    of_blocks="of the first {} alone",
     usual=("none", "full"),
     saves_memory=True,
     # Shown for the networks of the tests, not for all: a block whose forward temporarily needs more than

@@ -41,6 +41,7 @@ class Knob:
     short: str = ""  # in a list of knobs; `{value}` and `{name of another}` are replaced by values
     short_off: str = ""  # in a list of knobs, where it is off and another config has it on
     words: Mapping[Value, str] = field(default_factory=dict)  # what each value does
+    of_blocks: str = ""  # which ones a value for some blocks is for; `{}` is their number
     has_row: bool = True  # whether a table of a config in words has a row of it
 
     # How it stands to others.

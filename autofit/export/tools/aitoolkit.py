@@ -97,10 +97,11 @@ def _quantization(request: Request) -> ToolKeys:
 def _parameter_offload(request: Request) -> ToolKeys:
     """Weights of layers rest on the host."""
     keys: dict[str, Any] = {f"{_MODEL}.layer_offloading": False}
-    if request.config.parameter_offload == "cpu":
+    share = pictures.share_streamed(request)
+    if share:
         keys = {
             f"{_MODEL}.layer_offloading": True,
-            f"{_MODEL}.layer_offloading_transformer_percent": 1.0,
+            f"{_MODEL}.layer_offloading_transformer_percent": round(share, 4),
             f"{_MODEL}.layer_offloading_text_encoder_percent": 0.0,
         }
         instead = f"{TITLE} streams layer by layer, without the next one under way"

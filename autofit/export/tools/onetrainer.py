@@ -39,6 +39,7 @@ _ADAFACTOR = {
     "stochastic_rounding": False,
 }
 
+_MOST_OFFLOADED = 0.9  # of the layers
 
 def _part(source: ExportSource) -> str:
     """What the denoiser is called."""
@@ -107,16 +108,17 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _parameter_offload(request: Request) -> ToolKeys:
     """The share of the layers that rest on the host."""
-    offloaded = request.config.parameter_offload == "cpu"
-    key = f"{_part(request.source)}.offload_fraction"
-    if not offloaded:
-        return ToolKeys({key: 0.0})
-    if request.config.activation_checkpointing == "none":
+    share = min(_MOST_OFFLOADED, round(pictures.share_streamed(request), 4))
+    keys = {f"{_part(request.source)}.offload_fraction": share}
+    instead = None
+    if share == _MOST_OFFLOADED:
+        instead = f"{TITLE} keeps a tenth of the layers on the device"
+
+    never = bool(share) and request.config.activation_checkpointing == "none"
+    if never:
         instead = f"{TITLE} offloads layers where these are checkpointed alone"
-        return request.keys("parameter_offload", {key: 0.9}, instead, may_not_fit=True)
-    return request.keys(
-        "parameter_offload", {key: 0.9}, f"{TITLE} keeps a tenth of the layers on the device"
-    )
+
+    return request.keys("parameter_offload", keys, instead, may_not_fit=never)
 
 
 def _activation_offload(request: Request) -> ToolKeys:

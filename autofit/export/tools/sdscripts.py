@@ -1,8 +1,10 @@
 """kohya's sd-scripts: the TOML of its scripts for adapters, whose keys are the names of their options."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.knobs.parameter_offload import streamed_of, streams
 from autofit.core.learning_rates import default_learning_rate
 from autofit.export import picture_keys as pictures
 from autofit.export import shared_keys as shared
@@ -110,23 +112,25 @@ def _quantization(request: Request) -> ToolKeys:
 
 
 def _swapped(request: Request) -> int:
-    """How many blocks it swaps at most, as it counts them.
+    """How many blocks it swaps, as it counts them.
 
     Two blocks of each kind stay. Of Flux, half of the number are blocks of two streams, and for
     each of the other half two blocks of one stream are swapped.
     """
     double, single = pictures.facts(request.source).blocks
-    if not single:
-        return max(0, double - 2)
-    return max(0, min(2 * (double - 2) + 1, 2 * ((single - 2) // 2)))
+    number = streamed_of(request.config.parameter_offload, double + single) - 2
+    if single:
+        number = math.ceil(number / 1.5)
+        double = min(2 * (double - 2) + 1, 2 * ((single - 2) // 2)) + 2
+
+    return max(0, min(number, double - 2))
 
 
 def _parameter_offload(request: Request) -> ToolKeys:
     """All blocks but two rest on the host, of models whose blocks it swaps."""
-    offloaded = request.config.parameter_offload == "cpu"
     if pictures.facts(request.source).family in _OF_BLOCKS:
-        return ToolKeys({"blocks_to_swap": _swapped(request) if offloaded else 0})
-    if not offloaded:
+        return ToolKeys({"blocks_to_swap": _swapped(request)})
+    if not streams(request.config.parameter_offload):
         return ToolKeys()
     instead = f"{TITLE} swaps no blocks of a UNet, and keeps weights on the device"
     return request.keys("parameter_offload", {}, instead, may_not_fit=True)
@@ -139,7 +143,7 @@ def _activation_offload(request: Request) -> ToolKeys:
     if offloaded and pictures.facts(request.source).family not in _OF_BLOCKS:
         instead = f"{TITLE} keeps activations of a UNet on the device"
         return request.keys("activation_offload", {key: False}, instead, may_not_fit=True)
-    if offloaded and request.config.parameter_offload == "cpu":
+    if offloaded and streams(request.config.parameter_offload):
         instead = f"{TITLE} offloads no activations where it swaps blocks"
         return request.keys("activation_offload", {key: False}, instead, may_not_fit=True)
 

@@ -65,7 +65,8 @@ def _row(config: Mapping[str, Any], name: str) -> KnobRow:
         words = f"the compiler keeps about {share:.0%} of the activations"
 
     elif some := SomeBlocks.of(given):
-        words = f"{some.value}, of the first {pluralize(some.number, 'block')} alone"
+        which = knob_named(name).of_blocks.format(pluralize(some.number, "block"))
+        words = f"{some.value}, {which}"
         if some.rest != "none":
             words += f"; the rest {some.rest}"
 

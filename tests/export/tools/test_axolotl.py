@@ -151,6 +151,7 @@ def test_axolotl_streams_frozen_layers_only() -> None:
     adapted = {**LORA, "parameter_offload": "cpu"}
     assert keys(**adapted)["layer_offloading"] is True
     assert not departures(**adapted)
+    assert keys(**{**adapted, "parameter_offload": "cpu:4"})["layer_offloading"] is True
     assert keys(parameter_offload="cpu")["layer_offloading"] is False
     assert departures(parameter_offload="cpu")["parameter_offload"] is True
 

@@ -139,6 +139,11 @@ def test_sd_scripts() -> None:
     assert (keys["optimizer_type"], keys["resolution"]) == ("AdamW8bit", "1024,1024")
     assert departures(made) == {"quantization": True, "lora_targets": False}
 
+    for number, swapped in ((3, 1), (20, 12), (40, 26), (56, 35)):
+        some = of_family(FLUX, **LORA, parameter_offload=f"cpu:{number}")
+        keys = tomllib.loads(write(tool_named("sdscripts"), some).text)
+        assert keys["blocks_to_swap"] == swapped
+
     of_sd3 = write(tool_named("sdscripts"), of_family(SD_35, **LORA, parameter_offload="cpu"))
     assert tomllib.loads(of_sd3.files["sdscripts.toml"])["blocks_to_swap"] == 36
     of_unet = write(tool_named("sdscripts"), of_family(SDXL, **LORA, parameter_offload="cpu"))
@@ -167,6 +172,9 @@ def test_ai_toolkit() -> None:
     assert process["train"]["gradient_accumulation"] == 4
     assert departures(made) == {"quantization": True, "lora_targets": False}
     assert departures(write(tool_named("aitoolkit"), of_family(SDXL, **LORA)))["precision"]
+    some = write(tool_named("aitoolkit"), of_family(WAN, **LORA, parameter_offload="cpu:10"))
+    (process,) = yaml.safe_load(some.text)["config"]["process"]
+    assert process["model"]["layer_offloading_transformer_percent"] == 0.25  # of 40
 
 
 def test_onetrainer() -> None:
@@ -180,6 +188,9 @@ def test_onetrainer() -> None:
     assert keys["lora_weight_dtype"] == "BFLOAT_16"
     assert keys["text_encoder_2"] == {"train": False}
     assert keys["concepts"] == [{"name": "pictures", "path": "path/to/pictures"}]
+    some = write(tool_named("onetrainer"), of_family(FLUX, **knobs | {"parameter_offload": "cpu:19"}))
+    assert json.loads(some.text)["transformer"]["offload_fraction"] == round(19 / 57, 4)
+    assert "parameter_offload" in departures(made).keys() - departures(some).keys()
     high = write(tool_named("onetrainer"), of_family(SD_35, **LORA))
     assert json.loads(high.text)["resolution"] == "1024x768"
     assert departures(write(tool_named("onetrainer"), of_family(SDXL, **LORA)))["lora_targets"]
