@@ -71,7 +71,7 @@ class Pass:
 
         return self._memory[key]
 
-    def _resting(self, config: Config) -> dict[int, float]:
+    def _resting(self, config: Config) -> dict[int | None, float]:
         """By traced block, the share of those it stands for whose gradients rest on the host."""
         depth = self.segments.depth
         if depth is None or not rest_on_host(config):

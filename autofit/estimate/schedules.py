@@ -18,7 +18,7 @@ def run_schedule(
     mode: Mode,
     live: Floats,
     *,
-    resting: Mapping[int, float] | None = None,
+    resting: Mapping[int | None, float] | None = None,
     leaving: Floats | float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(the peak, what is alive at the end) of a step, in bytes.

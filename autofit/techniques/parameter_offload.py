@@ -39,8 +39,9 @@ class ParameterOffload(Technique):
     """
 
     record = KNOB
-    # after LoRA froze weights, before weights exist: building needs no more memory than running
-    stage = Stage.ADAPT
+    # After LoRA froze weights and a pipeline was cut, before weights exist: building needs no more
+    # memory than running.
+    stage = Stage.SHARD
     cuda_values = host_values = ("cpu",)
     all_exact = True
 
@@ -66,7 +67,9 @@ class ParameterOffload(Technique):
             )
         some = SomeBlocks.of(config[self.name])
         if some and some.number < LEAST_BLOCKS:
-            return f"of fewer than {LEAST_BLOCKS} blocks no weight would leave the device; use none."
+            return (
+                f"of fewer than {LEAST_BLOCKS} blocks no weight would leave the device; use none."
+            )
         if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
             return TOO_FEW.format(self.off)
         return None

@@ -22,6 +22,7 @@ from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from benchmarks.predictions.ranks_memory import BATCH, STEPS, hardware, workload
 from tests.ranks import on_ranks
+from tests.tiny import llama_workload
 
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 1}
 SHARDED = PIPELINE | {"data_parallel": "fsdp"}
@@ -94,6 +95,24 @@ def test_few_blocks_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for few, each in zip(by_few.stages, whole.stages, strict=True):
         assert few.missing
         assert peak_of(few, hardware(2)).nbytes == peak_of(each, hardware(2)).nbytes
+
+
+def test_of_streamed_blocks_each_stage_has_two_on_its_device() -> None:
+    sizes = {"num_hidden_layers": 10, "hidden_size": 512, "intermediate_size": 1024}
+    given_here = llama_workload(4, 64, **sizes)
+    cards = hardware_of(card("rtx-4090")).of_several(2)
+    lora = {"lora_rank": 4, "lora_targets": "all-linear", "precision": "bf16"}
+
+    def of_stages(value: str) -> list[int]:
+        knobs = PIPELINE | lora | {"parameter_offload": value}
+        traced = trace(given_here, canonicalize(knobs, given_here, cards), cards)
+        return [peak_of(stage, cards).nbytes for stage in traced.stages]
+
+    plain = of_stages("none")
+    block = 2 * (4 * 512 * 512 + 3 * 512 * 1024)
+    for value, resting in (("cpu:3", 1), ("cpu", 3)):
+        saved = [before - after for before, after in zip(plain, of_stages(value), strict=True)]
+        assert saved == [resting * block] * 2
 
 
 def test_a_whole_space_agrees_with_traces() -> None:

@@ -141,7 +141,11 @@ def test_one_word_where_all_blocks_are_alike(value: str, canonical: str) -> None
 def test_some_blocks_are_spread_as_evenly_as_can_be(blocks: int, number: int) -> None:
     found = blocks_streamed(f"cpu:{number}", blocks)
     assert len(found) == streamed_of(f"cpu:{number}", blocks) == min(number, blocks)
-    gaps = {after - before for before, after in pairwise([found[-1] - blocks, *found])} if found else {0}
+    gaps = (
+        {after - before for before, after in pairwise([found[-1] - blocks, *found])}
+        if found
+        else {0}
+    )
     assert max(gaps) - min(gaps) <= 1
 
 

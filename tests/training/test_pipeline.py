@@ -16,14 +16,16 @@ from torch.distributed.fsdp import FSDPModule
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
-from autofit.techniques import precision
+from autofit.setup.host_copies import CopyLane
+from autofit.setup.streamed_blocks import BlockStreamer
+from autofit.techniques import precision, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import EvaluationPlan, check_evaluation
 from autofit.training.local_batch import LocalBatch
 from autofit.training.pipeline_cut import balanced
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
-from tests.tiny import CPU
+from tests.tiny import CPU, mlp_workload
 from tests.training.test_several_ranks import BATCH, RATE, STEPS, batch_of
 from tests.training.test_tensor_and_context_ranks import (
     Case,
@@ -145,14 +147,15 @@ def test_a_model_comes_back_whole_and_trained(world: int, knobs: dict[str, Any])
 class Own(nn.Module):
     """A model of one's own, with a weight that both its ends use where `shares` says so."""
 
-    def __init__(self, shares: bool = False) -> None:
+    def __init__(self, shares: bool = False, width: int = 8, depth: int = 4) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(6, 8)
+        self.first = nn.Linear(6, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(4)
+            nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU())
+            for _ in range(depth)
         )
-        self.last = nn.Linear(8, 3)
+        self.last = nn.Linear(width, 3)
         self.shares = shares
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -174,10 +177,10 @@ def own_batch(samples: int) -> dict[str, torch.Tensor]:
     return {"inputs": inputs, "classes": torch.arange(samples) % 3}
 
 
-def own_losses(knobs: Mapping[str, Any], world: int, shares: bool = False) -> list[float] | str:
+def own_losses(knobs: Mapping[str, Any], world: int, **options: Any) -> list[float] | str:
     """Losses after each of three steps in 64 bits, the last one of fewer samples; or why not."""
     workload = Workload(
-        functools.partial(Own, shares),
+        functools.partial(Own, **options),
         own_batch,
         effective_batch_size=BATCH,
         loss=own_loss,
@@ -214,9 +217,54 @@ def test_a_module_of_ones_own_learns_the_same_in_64_bits(world: int, knobs: dict
         assert losses == pytest.approx(expected, abs=1e-12, rel=0)
 
 
+def own_losses_of_shared(world: int) -> list[float] | str:
+    return own_losses(PIPELINE, world, shares=True)
+
+
 def test_a_weight_of_another_stage_is_not_used_in_silence() -> None:
-    answers = on_ranks(2, own_losses, PIPELINE, 2, True)
+    answers = on_ranks(2, own_losses_of_shared, 2)
     assert any("uses weights on a stage that does not hold them" in each for each in answers)
+
+
+def streamed(value: str, world: int) -> tuple[Any, list[int]]:
+    """As `own_losses` of adapters; beside them how many blocks each stage streams."""
+    counts = []
+    start = BlockStreamer.__init__
+
+    def noted(streamer: BlockStreamer, *args: Any, **options: Any) -> None:
+        start(streamer, *args, **options)
+        counts.append(len(streamer.blocks))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(technique_named("parameter_offload"), "refuse", lambda *_: None)
+        patch.setattr(CopyLane, "of", lambda device: CopyLane(None))
+        patch.setattr(BlockStreamer, "__init__", noted)
+        knobs = {"micro_batch_size": 3, **LORA, "parameter_offload": value}
+        if world > 1:
+            knobs |= PIPELINE
+        losses = own_losses(knobs, world, width=384, depth=8)
+
+    return losses, counts
+
+
+@pytest.mark.parametrize(("value", "blocks"), [("cpu:3", 3), ("cpu", 4)])
+def test_blocks_of_each_stage_rest_on_the_host(value: str, blocks: int) -> None:
+    ((expected, _),) = on_ranks(1, streamed, "none", 1)
+    for losses, counts in on_ranks(2, streamed, value, 2):
+        assert losses == pytest.approx(expected, abs=1e-12, rel=0)
+        assert counts == [blocks]
+
+
+def refused_with_sums_outside_blocks(world: int) -> str:
+    """Of a model that adds what a block gives to what it was given."""
+    with pytest.raises(RefusedError) as refused:
+        build(mlp_workload(BATCH), PIPELINE, dataclasses.replace(CPU, devices=world))
+    return str(refused.value)
+
+
+def test_a_model_that_adds_around_its_blocks_is_refused_in_a_sentence() -> None:
+    for said in on_ranks(2, refused_with_sums_outside_blocks, 2):
+        assert said.startswith("pipeline_parallel: MLP changes what one block passes on")
 
 
 def evaluated(world: int) -> str:

@@ -41,6 +41,7 @@ _ADAFACTOR = {
 
 _MOST_OFFLOADED = 0.9  # of the layers
 
+
 def _part(source: ExportSource) -> str:
     """What the denoiser is called."""
     return "unet" if pictures.facts(source).family in _UNETS else "transformer"

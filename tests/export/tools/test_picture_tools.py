@@ -188,7 +188,9 @@ def test_onetrainer() -> None:
     assert keys["lora_weight_dtype"] == "BFLOAT_16"
     assert keys["text_encoder_2"] == {"train": False}
     assert keys["concepts"] == [{"name": "pictures", "path": "path/to/pictures"}]
-    some = write(tool_named("onetrainer"), of_family(FLUX, **knobs | {"parameter_offload": "cpu:19"}))
+    some = write(
+        tool_named("onetrainer"), of_family(FLUX, **knobs | {"parameter_offload": "cpu:19"})
+    )
     assert json.loads(some.text)["transformer"]["offload_fraction"] == round(19 / 57, 4)
     assert "parameter_offload" in departures(made).keys() - departures(some).keys()
     high = write(tool_named("onetrainer"), of_family(SD_35, **LORA))
