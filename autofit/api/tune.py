@@ -28,6 +28,7 @@ from autofit.core.knobs.activation_offload import KNOB as OFFLOAD
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.options import search_options
 from autofit.core.result import Result
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.tasks import TASKS
 from autofit.core.workload import Workload
 from autofit.export.exactness import ToolRule
@@ -44,6 +45,7 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import write
 from autofit.setup.technique import Technique
 from autofit.techniques import all_techniques
+from autofit.tuning.fractions import LEVERS
 from autofit.tuning.predicted import CUT_SHORT
 
 
@@ -426,17 +428,38 @@ def _others(
     return tuple(allowed)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfSomeBlocks:
+    """A tool's rule about the values of a knob that are for some blocks alone."""
+
+    rule: ToolRule
+
+    def __call__(self, config: Config) -> str | None:
+        some = SomeBlocks.of(config[self.rule.part])
+        return self.rule(config) if some else None
+
+
 def _rules(found: Reading) -> dict[str, Callable[[Config], str | None]]:
-    """What no combination of values may break: of tools that offload checkpointed blocks alone, one
-    value would switch the other off."""
+    """What no combination of values may break.
+
+    Of tools that offload checkpointed blocks alone, one value would switch the other off; and few
+    have keys for a number of blocks.
+    """
     tool = found.importer.tool
-    part = OFFLOAD.name
-    if part not in tool.knobs:
-        return {}
-    rule = ToolRule(tool.name, part, _off(found.before), found.workload.model, {})
-    if rule(found.before.config):
-        return {}
-    return {f"{tool.title}: {part}": rule}
+
+    def rule_of(part: str) -> ToolRule:
+        return ToolRule(tool.name, part, _off(found.before), found.workload.model, {})
+
+    rules: dict[str, Callable[[Config], str | None]] = {}
+    for knob in LEVERS:
+        if knob in tool.knobs:
+            rules[f"{tool.title}: {knob}"] = _OfSomeBlocks(rule_of(knob))
+
+    offload = OFFLOAD.name
+    if offload in tool.knobs and not rule_of(offload)(found.before.config):
+        rules[f"{tool.title}: {offload}"] = rule_of(offload)
+
+    return rules
 
 
 def _off(source: ExportSource) -> ExportSource:

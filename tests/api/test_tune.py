@@ -14,7 +14,7 @@ import yaml
 import autofit
 from autofit.api.estimate import predict
 from autofit.api.tool_file import read
-from autofit.api.tune import Tuned, save, settings_of
+from autofit.api.tune import Tuned, save, searched_workload, settings_of
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.estimate import Remedy
@@ -390,22 +390,24 @@ def test_names_without_a_layer_are_noted(tmp_path: Path) -> None:
     assert any("no layers named Wqkv" in note for note in found.notes)
 
 
-def test_offloads_need_the_checkpoints_of_a_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def searched(workload: Workload, **options: Any) -> Any:
-        asked.update(workload.rules)
-        raise NothingFitsError("enough.", "")
-
-    monkeypatch.setattr("autofit.api.tune.search", searched)
-    with pytest.raises(NothingFitsError):
-        autofit.tune(written(tmp_path), gpu="rtx-4090")
-    rule = asked["axolotl: activation_offload"]
+def test_what_no_combination_may_break_in_a_tool(tmp_path: Path) -> None:
+    rules = searched_workload(read(written(tmp_path))).rules
     off = {technique.name: technique.off for technique in all_techniques()}
+
+    # It has no keys for a number of blocks.
+    checkpointing = rules["axolotl: activation_checkpointing"]
+    streaming = rules["axolotl: parameter_offload"]
+    for value in ("none", "full", "full:2"):
+        said = checkpointing(Config({**off, "activation_checkpointing": value}))
+        assert bool(said) == (value == "full:2")
+    adapted = Config({**off, "lora_rank": 8, "lora_targets": "all-linear"})
+    for value in ("none", "cpu", "cpu:3"):
+        said = streaming(adapted.replace(parameter_offload=value))
+        assert bool(said) == (value == "cpu:3")
+
+    rule = rules["axolotl: activation_offload"]
     alone = Config({**off, "activation_offload": "cpu"})
     assert "offloads with activation checkpointing only" in rule(alone)
     assert rule(alone.replace(activation_checkpointing="full")) is None
     assert rule(Config(off)) is None
-    pickle.dumps(rule)  # for the processes that measure
+    pickle.dumps(rules)  # for the processes that measure
