@@ -20,6 +20,7 @@ from autofit.api.estimate import (
     with_changes,
     workload_of,
 )
+from autofit.api.other_layouts import other_layouts, which_wins
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, UntraceableError, require, unknown
 from autofit.core.estimate import Estimate
@@ -88,6 +89,8 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
 
     Returns:
         alternatives: single changes of a knob; none where nothing can be predicted.
+        layouts, layouts_note: on several devices, the other ways to divide the training, and which
+            is the fastest and why.
         largest: the largest sizes that still fit.
         remedies: what would help a config that does not surely fit.
     """
@@ -95,7 +98,11 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
     require(isinstance(prediction, Prediction), rule, prediction)
     base = prediction.estimate
     workload = prediction.workload
-    alternatives = changes(prediction)
+    legal = list(_legal_changes(prediction))
+    ways = list(other_layouts(prediction))
+    configs = [*(config for _, _, config in legal), *(config for _, config in ways)]
+    estimates = _estimates(prediction, configs)
+    alternatives = _changes(legal, estimates)
 
     largest: dict[str, Value] = {}
     for knob in ("micro_batch_size", "lora_rank"):
@@ -118,7 +125,17 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
         row = {"knob": change.knob, "value": change.value}
         row |= _figures(change.estimate)
         rows.append(row)
-    return {"alternatives": rows, "largest": largest, "remedies": remedies}
+
+    answer: dict[str, Any] = {"alternatives": rows, "largest": largest, "remedies": remedies}
+    layouts = []
+    for (way, _), estimate in zip(ways, estimates[len(legal) :], strict=False):
+        if estimate is not None:
+            layouts.append({"knobs": dict(way), **_figures(estimate)})
+    if layouts:
+        answer["layouts"] = layouts
+        answer["layouts_note"] = which_wins(prediction, layouts)
+
+    return answer
 
 
 def with_experts(prediction: Prediction) -> dict[str, Any] | None:
@@ -143,22 +160,43 @@ def changes(prediction: Prediction) -> list[Change]:
     return _predicted(prediction, list(_legal_changes(prediction)))
 
 
+def _estimates(prediction: Prediction, configs: Sequence[Config]) -> list[Estimate | None]:
+    """What is predicted of other configs, together; None where nothing can be, and no entry where
+    that is so of all."""
+    every = [prediction.estimate.config, *configs]
+    try:
+        memory, seconds = predict_all(prediction.workload, prediction.hardware, every)
+    except UntraceableError:
+        return []
+
+    found: list[Estimate | None] = []
+    for config, nbytes, time in zip(configs, memory[1:], seconds[1:], strict=True):
+        ratio = nbytes / memory[0]
+        estimate = None
+        if not math.isnan(ratio):
+            estimate = scaled(prediction, config, memory=ratio, time=time / seconds[0])
+        found.append(estimate)
+
+    return found
+
+
 def _predicted(
     prediction: Prediction,
     legal: Sequence[tuple[str, Value, Config]],
 ) -> list[Change]:
     """The changes that can be predicted, the best first."""
-    configs = [prediction.estimate.config, *(config for _, _, config in legal)]
-    try:
-        memory, seconds = predict_all(prediction.workload, prediction.hardware, configs)
-    except UntraceableError:
-        return []
+    configs = [config for _, _, config in legal]
+    return _changes(legal, _estimates(prediction, configs))
 
+
+def _changes(
+    legal: Sequence[tuple[str, Value, Config]],
+    estimates: Sequence[Estimate | None],
+) -> list[Change]:
+    """The changes of which something is predicted, the best first."""
     found = []
-    for (knob, value, config), nbytes, time in zip(legal, memory[1:], seconds[1:], strict=True):
-        ratio = nbytes / memory[0]
-        if not math.isnan(ratio):
-            estimate = scaled(prediction, config, memory=ratio, time=time / seconds[0])
+    for (knob, value, _), estimate in zip(legal, estimates, strict=False):
+        if estimate is not None:
             found.append(Change(knob, value, estimate))
     return sorted(found, key=lambda change: change.merit)
 
@@ -196,24 +234,33 @@ def longest(prediction: Prediction) -> int | None:
             return math.nan
 
     reference = bytes_at(start)
+    limit = prediction.budget.cap_bytes(prediction.hardware.device)
 
-    def fits(length: int) -> bool:
+    def room(length: int) -> float:
         ratio = 1.0
         if length != start:
             ratio = bytes_at(length) / reference
         if math.isnan(ratio):
-            return False
-        return scaled(prediction, config, memory=ratio).verdict == "yes"
+            return -math.inf
+        return limit - scaled(prediction, config, memory=ratio).high
 
     model: Any = workload.model
-    return _largest_that(fits, start, model.longest() or _LONGEST)
+    return _largest_with(room, start, model.longest() or _LONGEST)
 
 
-def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The largest length up to `most` that fits, to one part in _PRECISION.
+def _largest_with(room: Callable[[int], float], start: int, most: int) -> int | None:
+    """The largest length up to `most` that leaves room, 0 bytes or more, to one part in _PRECISION.
 
-    None: not even the shortest fits.
+    None: not even the shortest does. Bytes grow with the length, nearly evenly: each length to try
+    is where a straight line through what is known has no room left, and the next one a part beyond.
     """
+    left = {start: room(start)}
+
+    def fits(length: int) -> bool:
+        if length not in left:
+            left[length] = room(length)
+        return left[length] >= 0
+
     low = start
     high = start
     if not fits(start):
@@ -228,14 +275,26 @@ def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | N
         if fits(high):
             low = high
 
+    is_even = True  # whether the line told well so far
     while high - low > max(1, low // _PRECISION):
-        middle = (low + high) // 2
-        if high >= 4 * low:
-            middle = high // 2
-        if fits(middle):
-            low = middle
-        else:
+        middle = math.isqrt(low * high)
+        if is_even and math.isfinite(left[high]):
+            middle = int(low + (high - low) * left[low] / (left[low] - left[high]))
+
+        middle = min(max(low + 1, middle), high - 1)
+        beyond = middle + max(1, middle // _PRECISION)
+        if not fits(middle):
             high = middle
+            is_even = False
+        elif beyond >= high:
+            low = middle
+        elif fits(beyond):
+            low = beyond
+            is_even = not is_even
+        else:
+            low = middle
+            high = beyond
+
     return low
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_device import fake_device
@@ -58,22 +58,36 @@ class _Step(NamedTuple):
     costs: tuple[Cost, ...]
 
 
+# By an optimizer and kinds of weights, the step of one of each kind, and of all together.
+UpdateSteps = dict[tuple[Value, tuple[Kind, ...]], list[_Step]]
+
+
 def cost_of_update(
     workload: Workload,
     hardware: Hardware,
     config: Config,
     shapes: Shapes,
     calls: Calls | None = None,
+    traced: UpdateSteps | None = None,
 ) -> OptimizerCost:
-    """The cost of a step of the config's optimizer for so many weights of each kind; its operators
-    go to `calls`."""
-    *steps, together = _traced(
-        workload,
-        hardware,
-        config,
-        list(shapes),
-        calls,
-    )
+    """The cost of a step of the config's optimizer for so many weights of each kind.
+
+    Args:
+        calls: gets its operators.
+        traced: the steps that are known, whatever the number of weights; gets those that were not.
+    """
+    known = {} if traced is None else traced
+    key = (config.optimizer, tuple(shapes))
+    if key not in known:
+        known[key] = _traced(
+            workload,
+            hardware,
+            config,
+            list(shapes),
+            calls,
+        )
+
+    *steps, together = known[key]
     counted = list(zip(steps, shapes.values(), strict=True))
     most = max((step.temporary for step in steps), default=0)
     summed = sum(step.temporary for step in steps)

@@ -30,7 +30,13 @@ from autofit.distributed.collectives import seconds as collective_seconds
 from autofit.estimate.derived_traces import derived_trace, segments_like
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
-from autofit.estimate.optimizer_state import Kind, OptimizerCost, cost_of_update, scaled_shapes
+from autofit.estimate.optimizer_state import (
+    Kind,
+    OptimizerCost,
+    UpdateSteps,
+    cost_of_update,
+    scaled_shapes,
+)
 from autofit.estimate.passes import Computed, Pass
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Workers
@@ -139,6 +145,7 @@ class SpaceEstimator:
         if rates.measured_here and rates.operators is None:
             self._calls = Calls(self._symbols)
         self._update_costs: dict[_Update, OptimizerCost] = {}
+        self._update_steps: UpdateSteps = {}
         # By value of the knob and id of the segments.
         self._optimizers: dict[tuple[Any, int], OptimizerRow] = {}
         self._updates: dict[OptimizerCost, float] = {}
@@ -583,7 +590,15 @@ class SpaceEstimator:
         """The cost of a config's update, and the arguments of its operators."""
         config, (_, kinds) = task
         calls = Calls(self._symbols) if self._calls else None
-        return cost_of_update(self._workload, self._hardware, config, dict(kinds), calls), calls
+        cost = cost_of_update(
+            self._workload,
+            self._hardware,
+            config,
+            dict(kinds),
+            calls,
+            self._update_steps,
+        )
+        return cost, calls
 
 
 def _sizes(workload: Workload) -> set[int]:

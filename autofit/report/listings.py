@@ -137,16 +137,23 @@ def experts_line(data: Mapping[str, Any]) -> RenderableType:
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     """What each single change of a knob would save or cost, and the largest sizes that still
     fit."""
-    alternatives = list(_worth_a_row(data))
+    layouts = [
+        {**other, "change": ", ".join(f"{knob} {value}" for knob, value in other["knobs"].items())}
+        for other in data.get("layouts") or ()
+    ]
+    alternatives = [
+        {**other, "change": f"{other['knob']} {value(other['value'])}"}
+        for other in _worth_a_row(data)
+    ]
     # the only column that gives way where it is narrow
     columns = [Column("from here", overflow="fold")]
     figures = ("GiB", "memory", "time", "fits")
     columns += [Column(title, justify="right", no_wrap=True) for title in figures]
     changed = table(*columns)
-    for other in alternatives[:rows]:
+    for other in (*layouts, *alternatives[:rows]):
         memory, time = _changes(other, data)
         cells = [
-            f"{other['knob']} {value(other['value'])}",
+            other["change"],
             gib(_middle(other)),
             _percent(memory),
             _percent(time),
@@ -155,10 +162,12 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
         changed.add_row(*map(Text, cells))
 
     shown: list[RenderableType] = [Text("Nothing is known of other configs.")]
-    if alternatives:
+    if layouts or alternatives:
         shown = [Text(), changed]
 
     lines = []
+    if data.get("layouts_note"):
+        lines.append(data["layouts_note"])
     if len(alternatives) > rows:
         lines.append(f"{len(alternatives) - rows} more: --json --alternatives.")
 

@@ -20,6 +20,7 @@ one at a time, full checkpointing, chunked loss):
 """
 
 from autofit.core.knobs.parameter_offload import KNOB, blocks_streamed
+from autofit.core.layout import Layout
 from autofit.core.some_blocks import SomeBlocks
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
@@ -70,7 +71,8 @@ class ParameterOffload(Technique):
             return (
                 f"of fewer than {LEAST_BLOCKS} blocks no weight would leave the device; use none."
             )
-        if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
+        stages = Layout.of(config).pipeline
+        if workload.traits and workload.traits.blocks // stages < LEAST_BLOCKS:
             return TOO_FEW.format(self.off)
         return None
 

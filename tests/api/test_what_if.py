@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autofit.api import what_if
 from autofit.api.estimate import Prediction, estimate, predict
@@ -187,11 +189,11 @@ def test_a_model_without_lengths_has_no_longest_sequence(monkeypatch: pytest.Mon
 def test_the_largest_is_found_to_an_eighth(most_that_fits: int, most: int) -> None:
     asked: list[int] = []
 
-    def fits(length: int) -> bool:
+    def room(length: int) -> float:
         asked.append(length)
-        return length <= most_that_fits
+        return most_that_fits - length
 
-    found = what_if._largest_that(fits, 64, most)
+    found = what_if._largest_with(room, 64, most)
     truth = min(most_that_fits, most)
     if truth < what_if._SHORTEST:
         assert found is None
@@ -199,7 +201,32 @@ def test_the_largest_is_found_to_an_eighth(most_that_fits: int, most: int) -> No
         assert found is not None
         assert truth * 7 / 8 - 1 <= found <= truth
     assert max(asked) <= most
-    assert len(asked) < 15
+    assert len(asked) < 11
+
+
+@given(
+    st.integers(16, 100_000),
+    st.integers(16, 100_000),
+    st.floats(0.0, 1.0),
+    st.sampled_from([0.5, 1.0, 1.5, 2.0]),
+)
+def test_few_lengths_are_tried_however_bytes_grow(
+    start: int, truth: int, fixed: float, power: float
+) -> None:
+    """From a start far too long as well, of what is there whatever the length, and of what is not."""
+    asked: list[int] = []
+
+    def nbytes(length: int) -> float:
+        return fixed * truth**power + length**power
+
+    def room(length: int) -> float:
+        asked.append(length)
+        return nbytes(truth) - nbytes(length)
+
+    found = what_if._largest_with(room, start, 2**20)
+    assert found is not None
+    assert truth * 7 / 8 - 1 <= found <= truth
+    assert len(asked) == len(set(asked)) < 20
 
 
 def test_the_cards_that_a_config_fits() -> None:
