@@ -43,3 +43,16 @@ class SomeBlocks:
     def __str__(self) -> str:
         rest = "" if self.rest == _OFF else f"+{self.rest}"
         return f"{self.value}:{self.number}{rest}"
+
+
+def offloads(value: object) -> bool:
+    """Whether a value of an offload has blocks of which something rests on the host."""
+    return value not in (None, _OFF)
+
+
+def offloaded_of(value: object, blocks: int) -> int:
+    """Of how many of so many blocks a value of an offload keeps something on the host."""
+    if not offloads(value):
+        return 0
+    some = SomeBlocks.of(value)
+    return blocks if some is None else min(some.number, blocks)

@@ -2,7 +2,7 @@
 pair of a grid."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from autofit.core.config import Config
-from autofit.core.knobs.parameter_offload import blocks_streamed, streamed_of, streams
+from autofit.core.knobs.parameter_offload import blocks_streamed
 from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
+from autofit.core.some_blocks import SomeBlocks, offloaded_of, offloads
 from autofit.estimate.layouts import Exchanges
 from autofit.estimate.overlap import Unit, micro_batch, one_after_another
 from autofit.estimate.roofline import LAUNCHES_OF_COPY, Speed, passes_of
 from autofit.estimate.scaling import Floats
-from autofit.estimate.schedules import Schedule, run_schedule
+from autofit.estimate.schedules import Schedule, Shares, run_schedule
 from autofit.estimate.segments import Repeats, Segment, Segments
 from autofit.setup.saved_tensors import WINDOW
 from autofit.setup.streamed_blocks import updated_on
@@ -52,49 +53,76 @@ class Pass:
             added: gradients are added to those of earlier micro-batches, or applied, as soon as
                 they are there.
         """
-        mode = (added, config.activation_offload == "cpu")
-        resting = self._resting(config)
-        # Of each streamed block either its weights or its gradients do.
-        leaves = streams(config.parameter_offload) and updated_on(config) is not None
+        offloaded = self.offloaded(config)
+        resting: Shares = {}
+        if rest_on_host(config):
+            streamed = blocks_streamed(config.parameter_offload, self._blocks)
+            resting = self._shares(streamed)
 
-        key = *mode, leaves, *resting.items()
+        # Of each streamed block either its weights or its gradients do.
+        leaves = offloads(config.parameter_offload) and updated_on(config) is not None
+
+        key = added, leaves, *offloaded.items(), *resting.items()
         if key not in self._memory:
             before = np.zeros_like(self.segments.parameters)
-            leaving = leaves * self.segments.streamed_block
             self._memory[key] = run_schedule(
                 self.schedule,
-                mode,
                 before,
+                added=added,
+                offloaded=offloaded,
                 resting=resting,
-                leaving=leaving,
+                leaving=leaves * self.segments.streamed_block,
             )
 
         return self._memory[key]
 
-    def _resting(self, config: Config) -> dict[int | None, float]:
-        """By traced block, the share of those it stands for whose gradients rest on the host."""
+    @property
+    def _blocks(self) -> int:
+        """How many the model has; 0 where they are not told apart."""
+        return self.segments.depth.whole if self.segments.depth else 0
+
+    def offloaded(self, config: Config) -> Shares:
+        """Of which blocks a config sends to the host what they save."""
+        value = config.activation_offload
+        if SomeBlocks.of(value):
+            return self._shares(range(offloaded_of(value, self._blocks)))
+
+        everywhere = {segment.block for run, _ in self.schedule for segment in run}
+        return dict.fromkeys(everywhere, 1.0) if offloads(value) else {}
+
+    def _shares(self, chosen: Iterable[int]) -> Shares:
+        """By traced block, the share of those it stands for that are chosen."""
         depth = self.segments.depth
-        if depth is None or not rest_on_host(config):
+        if depth is None:
             return {}
 
         stands_for = Counter(map(depth.stand_in, range(depth.whole)))
-        streamed = blocks_streamed(config.parameter_offload, depth.whole)
-        resting = Counter(map(depth.stand_in, streamed))
+        counted = Counter(map(depth.stand_in, chosen))
 
-        return {block: resting[block] / times for block, times in stands_for.items()}
+        return {block: counted[block] / times for block, times in stands_for.items()}
 
-    @cached_property
-    def saved(self) -> tuple[Floats, Floats]:
-        """(bytes that go to the host if saved tensors are offloaded, those of them that need not
+    def saved(self, offloaded: Shares) -> tuple[Floats, Floats]:
+        """(bytes that go to the host where saved tensors are offloaded, those of them that need not
         come back)."""
         total = np.zeros_like(self.segments.parameters)
         newest = total
         for run, repeats in self.schedule:
             for segment in run:
-                total = total + repeats * segment.saved
-                newest = np.where(segment.newest > 0.0, segment.newest, newest)
+                share = offloaded.get(segment.block, 0.0)
+                total = total + share * repeats * segment.saved
+                newest = np.where(share * segment.newest > 0.0, segment.newest, newest)
 
         return total, np.minimum(total, np.maximum(newest, WINDOW))
+
+    @cached_property
+    def saved_everywhere(self) -> Floats:
+        """Bytes of all large saved tensors."""
+        total: Floats = np.zeros_like(self.segments.parameters)
+        for run, repeats in self.schedule:
+            for segment in run:
+                total = total + repeats * segment.saved
+
+        return total
 
     def seconds(
         self,
@@ -153,11 +181,7 @@ class Pass:
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
-        moved = none
-        resident = none
-        if config.activation_offload == "cpu":
-            moved, resident = self.saved
-
+        moved, resident = self.saved(self.offloaded(config))
         streamed = self.segments.streamed * share_streamed(config, self.segments)
         gradients = none
         if rest_on_host(config):
@@ -173,12 +197,13 @@ class Pass:
     def _copies(self, config: Config, adding: bool) -> dict[str, Floats]:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
-        if config.activation_offload == "cpu":
-            for run, repeats in self.schedule:
-                for segment in run:
-                    moved = moved + repeats * segment.moved
+        offloaded = self.offloaded(config)
+        for run, repeats in self.schedule:
+            for segment in run:
+                share = offloaded.get(segment.block, 0.0)
+                moved = moved + share * repeats * segment.moved
 
-        nbytes, resident = self.saved
+        nbytes, resident = self.saved(offloaded)
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
 
         share = share_streamed(config, self.segments)
@@ -301,13 +326,13 @@ def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
 
 def rest_on_host(config: Config) -> bool:
     """Whether the gradients of streamed weights rest on the host, as these do."""
-    return streams(config.parameter_offload) and updated_on(config) == "host"
+    return offloads(config.parameter_offload) and updated_on(config) == "host"
 
 
 def share_streamed(config: Config, segments: Segments) -> float:
     """How much of `segments.streamed` is on the host at any time: two blocks never are."""
     whole = segments.depth.whole if segments.depth else 0
-    number = streamed_of(config.parameter_offload, whole)
+    number = offloaded_of(config.parameter_offload, whole)
     return max(0, number - 2) / max(1, whole - 2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from autofit.core.config import Config
 from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
-from autofit.core.some_blocks import SomeBlocks
+from autofit.core.some_blocks import SomeBlocks, offloaded_of, offloads
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST, Event
 from autofit.estimate.step_trace import Trace
@@ -177,17 +177,18 @@ def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> 
 
     None where nothing is compiled, or where no rule is known.
     """
-    transformer = (
-        hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
-    )
-    if config.compile == "none" or not transformer:
+    traits = workload.traits
+    if traits is None or not traits.attention:
+        return None
+    if config.compile == "none" or hardware.device != "cuda":
         return None
 
     share = _share_recomputed(config.activation_checkpointing, workload)
     if share is None:
         return None
-    if config.activation_offload == "cpu":
-        return 0.0
+    if offloads(config.activation_offload):
+        blocks = max(traits.blocks, 1)
+        share *= 1.0 - offloaded_of(config.activation_offload, blocks) / blocks
     if config.quantization == "int8":
         share = min(share, _RECOMPUTED_INT8)
 

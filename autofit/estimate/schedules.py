@@ -7,26 +7,32 @@ from dataclasses import replace
 import numpy as np
 
 from autofit.estimate.scaling import Floats
-from autofit.estimate.segments import Mode, Repeats, Segment, Segments
+from autofit.estimate.segments import Repeats, Segment, Segments
 from autofit.estimate.shallow_model import CHUNK, LONGEST_PERIOD
 
 Schedule = list[tuple[Sequence[Segment], Repeats]]
 
+# By traced block, None for what is outside, the share of those it stands for that something is done
+# with; of what is not in it, none.
+Shares = Mapping[int | None, float]
+
 
 def run_schedule(
     schedule: Schedule,
-    mode: Mode,
     live: Floats,
     *,
-    resting: Mapping[int | None, float] | None = None,
+    added: bool = False,
+    offloaded: Shares,
+    resting: Shares,
     leaving: Floats | float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(the peak, what is alive at the end) of a step, in bytes.
 
     Args:
         live: the bytes that it begins with.
-        resting: by traced block, the share of those it stands for whose gradients leave the device
-            with them.
+        added: gradients are added to earlier ones, or applied, as soon as they are there.
+        offloaded: of blocks, what they save goes to the host.
+        resting: the gradients of a block leave the device with it.
         leaving: bytes of a block that do so beside the next one's backward.
     """
     highest = live
@@ -34,9 +40,10 @@ def run_schedule(
         rise = np.zeros_like(live)
         net = np.zeros_like(live)
         for segment in run:
-            climbed, more = segment.memory[mode]
-            if resting and segment.block in resting:
-                _, without = segment.memory[True, mode[1]]
+            share = offloaded.get(segment.block, 0.0)
+            climbed, more = _memory(segment, added, share)
+            if segment.of_block and segment.block in resting:
+                _, without = _memory(segment, True, share)
                 more = more + resting[segment.block] * (without - more)
 
             rise = np.maximum(rise, net + climbed)
@@ -54,6 +61,19 @@ def run_schedule(
         live = live + net * repeats
 
     return highest, live
+
+
+def _memory(segment: Segment, added: bool, offloaded: float) -> tuple[Floats, Floats]:
+    """(how high a segment climbs, what it leaves), where such a share of what it saves is
+    offloaded."""
+    if offloaded in (0.0, 1.0):
+        return segment.memory[added, bool(offloaded)]
+
+    kept, moved = (segment.memory[added, mode] for mode in (False, True))
+    climbed, left = (
+        one + offloaded * (other - one) for one, other in zip(kept, moved, strict=True)
+    )
+    return climbed, left
 
 
 def as_traced(segments: Segments) -> Schedule:

@@ -169,11 +169,11 @@ class StageOfSpace:
         """Bytes that other micro-batches hold that are under way, and of buffers."""
         assert self.own is not None, "it is of a stage"
         forward = [item for item in self.own.schedule if item[0][0].phase == "forward"]
-        mode = (False, config.activation_offload == "cpu")
         _, held = run_schedule(
             forward,
-            mode,
             np.zeros_like(samples),
+            offloaded=self.own.offloaded(config),
+            resting={},
         )
 
         under_way = micro_batches

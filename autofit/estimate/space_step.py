@@ -8,9 +8,9 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
-from autofit.core.knobs.parameter_offload import streamed_of
 from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
+from autofit.core.some_blocks import offloaded_of
 from autofit.core.workload import Workload
 from autofit.estimate.layouts import Exchanges
 from autofit.estimate.passes import Pass, rest_on_host, share_streamed
@@ -101,14 +101,13 @@ def combined(
     held = held + buckets * segments.gradients
 
     # The peaks of a forward and backward.
-    saved = step_pass.saved[0]
+    saved = step_pass.saved_everywhere
     first, left = step_pass.memory(config, added=False)
     added, _ = step_pass.memory(config, added=True)
     first = first - recomputed * saved
     added = added - recomputed * saved
-    window: Floats | float = 0.0
-    if config.activation_offload == "cpu":
-        window = np.minimum(WINDOW, saved)
+    moved, _ = step_pass.saved(step_pass.offloaded(config))
+    window = np.minimum(WINDOW, moved)
 
     # Gradients after a backward, and those of earlier micro-batches during one.
     gradients = segments.gradients
@@ -117,7 +116,7 @@ def combined(
 
     if rests:  # those of blocks, which are there two blocks at a time
         if segments.depth:
-            blocks = streamed_of(config.parameter_offload, segments.depth.whole)
+            blocks = offloaded_of(config.parameter_offload, segments.depth.whole)
             gradients = gradients - segments.streamed_block * blocks
 
         earlier = gradients + 2 * segments.streamed_block
@@ -170,7 +169,7 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
 
     blocks = 0
     if segments.depth and not rest_on_host(config):
-        blocks = streamed_of(config.parameter_offload, segments.depth.whole)
+        blocks = offloaded_of(config.parameter_offload, segments.depth.whole)
     if blocks:
         # While a block is put together its weights are there twice.
         blocks += config.quantization != "int8"
@@ -180,7 +179,6 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
         whole = segments.depth.whole
         total = total + segments.copied * ((whole + 1) / (whole - 2))
 
-    if config.activation_offload == "cpu":
-        total = total + step_pass.saved[0]
+    moved, _ = step_pass.saved(step_pass.offloaded(config))
 
-    return total
+    return total + moved

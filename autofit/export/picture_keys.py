@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from autofit.core.knobs.parameter_offload import streamed_of, streams
+from autofit.core.some_blocks import offloaded_of, offloads
 from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
@@ -30,7 +30,7 @@ def share_streamed(request: Request) -> float:
     """The share of the blocks whose weights rest on the host; of a UNet, all or none."""
     value = request.config.parameter_offload
     blocks = sum(facts(request.source).blocks)
-    return streamed_of(value, blocks) / blocks if blocks else float(streams(value))
+    return offloaded_of(value, blocks) / blocks if blocks else float(offloads(value))
 
 
 def weights(source: ExportSource) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import KNOBS, is_off, knob_named
+from autofit.core.knobs.activation_offload import KNOB as ACTIVATION_OFFLOAD
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.tasks import TASKS, task_named
 from autofit.export.header import export_header
 from autofit.export.source import (
@@ -458,8 +460,22 @@ def of_experts(tool: Tool, request: Request) -> ToolKeys:
     return ToolKeys(keys, tuple(deviations))
 
 
+# No tool has keys for a number of blocks.
+_OF_ALL_BLOCKS = (ACTIVATION_OFFLOAD.name,)
+
+
 def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob, with what the tool does otherwise."""
+    source = request.source
+    of_some = knob in _OF_ALL_BLOCKS and SomeBlocks.of(source.config[knob])
+    if of_some:
+        source = replace(source, config=source.config.replace(**{knob: of_some.value}))
+        share = _share_of(tool, knob, replace(request, source=source))
+        if share.deviations:
+            return share
+        instead = f"{tool.title} does so with all blocks, with less memory and more copies"
+        return replace(share, deviations=(request.deviation(knob, instead),))
+
     share = _share_of(tool, knob, request)
     several = knob == ACCUMULATION.name and request.config[knob] not in (None, 1)
     if not several or tool.name not in task_named(request.source.task).by_micro_batch:

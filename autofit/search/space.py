@@ -7,7 +7,7 @@ of the file, which runs from the least expected memory to the most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,17 @@ class KnobChoices:
         choices: the values of a knob that are worth searching here; None where the hardware is not
             known yet.
         check: raises InputError for a value that the knob never takes.
-        named: the knobs that also take names, which no list of choices holds.
+        possible: all values of a knob that are possible here, whether or not worth searching;
+            default: `choices`.
+        named: of the knobs that also take names, which no list of choices holds, the values that
+            are none.
     """
 
     known: tuple[str, ...]
     choices: Callable[[str], tuple[Value, ...]] | None
     check: Callable[[str, Value], None]
-    named: tuple[str, ...] = ()
+    possible: Callable[[str], tuple[Value, ...]] | None = None
+    named: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,14 +201,20 @@ def _offered(
             )
         return offered
 
-    kept = values
-    if knob not in offer.named:
-        kept = tuple(value for value in values if _among(value, offered))
+    # What users list they have asked for.
+    is_shipped = path in _shipped().values()
+    possible = offered if is_shipped or offer.possible is None else offer.possible(knob)
+    listed = offer.named.get(knob)
+    kept = tuple(
+        value
+        for value in values
+        if _among(value, possible) or (listed is not None and not _among(value, listed))
+    )
     if not kept:
         names = ", ".join(map(yaml_word, values))
         remedy = "Leave the knob out."
-        if offered:
-            remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}."
+        if possible:
+            remedy = f"Here it may be: {', '.join(map(yaml_word, possible))}."
         raise InputError(f"{path}: this hardware offers none of {names} for {knob}.", remedy)
 
     return kept

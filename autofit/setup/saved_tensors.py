@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
 
 from autofit.core.hardware import MIB
 from autofit.setup.host_copies import (
@@ -116,21 +117,38 @@ class SavedTensorsOnHost:
         # of those copied back; the last ones in the window never leave the device
         self.fetched_bytes = 0
 
+        self._inside: list[nn.Module] = []  # the only modules; none: everywhere
+        self._moves = True  # whether what is saved now is moved
         self._count = 0
         self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
         self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
         # address -> storage, its copy
         self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}
 
+    def inside(self, block: nn.Module) -> list[RemovableHandle]:
+        """Move what this module's forward saves, and nothing outside of such; returns its hooks."""
+        self._inside.append(block)
+        return [
+            block.register_forward_pre_hook(self._enter),
+            block.register_forward_hook(self._leave, always_call=True),
+        ]
+
+    def _enter(self, *_: Any) -> None:
+        self._moves = True
+
+    def _leave(self, *_: Any) -> None:
+        self._moves = False
+
     def hooks(self) -> saved_tensors_hooks:
         """The context of one micro-batch's forward; its backward may run outside."""
         self._movable.inspect()
+        self._moves = not self._inside
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[_Offloaded, Layout]:
         """What autograd saves instead of a tensor: itself, or where and how it lies on the host."""
         is_on_host = tensor.device.type == "cpu" and self._lane.pinned
-        if is_on_host or tensor not in self._movable:
+        if not self._moves or is_on_host or tensor not in self._movable:
             return tensor
 
         storage = tensor.untyped_storage()

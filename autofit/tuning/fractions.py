@@ -16,7 +16,8 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
-from autofit.core.knobs.parameter_offload import KNOB as OFFLOAD
+from autofit.core.knobs.activation_offload import KNOB as ACTIVATIONS
+from autofit.core.knobs.parameter_offload import KNOB as PARAMETERS
 from autofit.core.result import of_tier, tier
 from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Workload
@@ -44,7 +45,8 @@ class _Lever:
 # By knob.
 LEVERS = {
     CHECKPOINTING.name: _Lever("full", ("none", "selective")),
-    OFFLOAD.name: _Lever("cpu", ("none",), LEAST_BLOCKS),
+    PARAMETERS.name: _Lever("cpu", ("none",), LEAST_BLOCKS),
+    ACTIVATIONS.name: _Lever("cpu", ("none",)),
 }
 
 # Of each tier so many configs are looked at that fit with some number of blocks alone, so many

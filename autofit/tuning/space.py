@@ -16,17 +16,21 @@ from autofit.setup import Technique
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
     """The knobs and values that the techniques offer this workload on this hardware."""
     choices = {}
-    named = []
+    possible = {}
+    named = {}
     for technique in techniques.all_techniques():
-        choices[technique.name] = technique.choices_for(workload, hardware)
+        worth = technique.choices_for(workload, hardware)
+        choices[technique.name] = worth
+        possible[technique.name] = tuple(dict.fromkeys((*worth, *technique.choices(hardware))))
         if technique.pattern:
-            named.append(technique.name)
+            named[technique.name] = technique.values
 
     return KnobChoices(
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
         check=lambda knob, value: techniques.check({knob: value}, hardware),
-        named=tuple(named),
+        possible=possible.__getitem__,
+        named=named,
     )
 
 

@@ -50,7 +50,9 @@ def test_they_stand_beside_the_estimate(prediction: Prediction) -> None:
         devices=2,
     )
     assert told["device_bytes"]["high"] == pytest.approx(full.high, rel=0.1)
-    assert told["step_seconds"] == pytest.approx(full.step_seconds, rel=0.5)  # launches, in so small a model
+    assert told["step_seconds"] == pytest.approx(
+        full.step_seconds, rel=0.5
+    )  # launches, in so small a model
     assert told["fits"] == full.verdict == "yes"
     assert answer["layouts_note"].startswith("Over PCIe 4.0 through the host, ")
 

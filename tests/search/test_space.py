@@ -43,10 +43,30 @@ def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(
 
 def test_a_list_keeps_names_that_no_choices_hold(tmp_path: Path, offer: KnobChoices) -> None:
     text = "description: d\nknobs:\n  lora_targets: [q_proj+v_proj, all-linear]\n"
-    offer = replace(offer, check=lambda knob, value: None, named=("lora_targets",))
+    offer = replace(
+        offer, check=lambda knob, value: None, named={"lora_targets": ("attention", "all-linear")}
+    )
     assert load_space(write(tmp_path, text), offer).knobs == {
         "lora_targets": ("q_proj+v_proj", "all-linear")
     }
+
+
+def test_values_that_do_not_exist_here_are_left_out_beside_names(
+    tmp_path: Path, offer: KnobChoices
+) -> None:
+    text = "description: d\nknobs:\n  precision: [fp8, fp32, named]\n"
+    offer = replace(offer, check=lambda knob, value: None, named={"precision": ("fp8", "fp32")})
+    assert load_space(write(tmp_path, text), offer).knobs == {"precision": ("fp32", "named")}
+
+
+def test_a_list_of_ones_own_keeps_what_is_possible_though_not_worth_searching(
+    tmp_path: Path, offer: KnobChoices
+) -> None:
+    offer = replace(offer, possible=lambda knob: ("fp8", "fp32", "bf16"))
+    text = "description: d\nknobs:\n  precision: [fp8, fp32]\n"
+    assert load_space(write(tmp_path, text), offer).knobs == {"precision": ("fp8", "fp32")}
+    every = load_space(write(tmp_path, text.replace("[fp8, fp32]", "all")), offer)
+    assert "fp8" not in every.knobs["precision"]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from autofit.core.workload import Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.saved_tensors import SMALLEST
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.step import accumulate, train_step
+from autofit.tuning.target import structure_traits
 from tests import tiny
 
 OFFLOAD = {"activation_offload": "cpu"}
@@ -72,6 +74,41 @@ def test_gradients_are_the_same_and_what_is_large_is_moved(knobs: dict[str, Any]
     kind = "{}" if not knobs else "micro" if "micro_batch_size" in knobs else "full"
     assert offload_of(moved).packed_bytes == large[kind]
     assert features // 2 < SMALLEST < features
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("knobs", [{}, {"activation_checkpointing": "full"}])
+def test_only_what_the_first_blocks_save_is_moved(knobs: dict[str, Any]) -> None:
+    plain, moved = built(knobs), built({"activation_offload": "cpu:2"} | knobs)
+    batch = plain.workload.batch(SAMPLES)
+    assert torch.equal(accumulate(plain, batch), accumulate(moved, batch))
+    for (_, one), (_, other) in zip(plain.trainable(), moved.trainable(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+    features, inside = SAMPLES * 48 * 4, SAMPLES * 96 * 4
+    assert offload_of(moved).packed_bytes == 2 * features + (0 if knobs else 2 * inside)
+    blocks = repeated_blocks(moved.model)
+    moved.close()
+    assert not any(block._forward_pre_hooks for block in blocks)
+
+
+@pytest.mark.parametrize(
+    ("value", "canonical"), [("cpu:0", "none"), ("cpu:2", "cpu:2"), ("cpu:4", "cpu")]
+)
+def test_one_word_where_all_blocks_are_alike(value: str, canonical: str) -> None:
+    workload = tiny.mlp_workload()
+    workload = dataclasses.replace(workload, traits=structure_traits(workload, CUDA))
+    assert workload.traits.blocks == 4
+    config = canonicalize({"activation_offload": value}, workload, CUDA)
+    assert config.activation_offload == canonical
+
+
+def test_a_number_needs_blocks() -> None:
+    workload = tiny.mlp_workload()
+    traits = dataclasses.replace(structure_traits(workload, CUDA), blocks=0)
+    workload = dataclasses.replace(workload, traits=traits)
+    config = canonicalize({"activation_offload": "cpu:2"}, workload, CUDA)
+    assert "no repeated blocks to count; use cpu" in refuse(config, workload, CUDA)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from autofit.core.errors import RefusedError
-from autofit.core.knobs.parameter_offload import blocks_streamed, streamed_of
+from autofit.core.knobs.parameter_offload import blocks_streamed
+from autofit.core.some_blocks import offloaded_of
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup
@@ -140,7 +141,7 @@ def test_one_word_where_all_blocks_are_alike(value: str, canonical: str) -> None
 @given(st.integers(1, 100), st.integers(0, 120))
 def test_some_blocks_are_spread_as_evenly_as_can_be(blocks: int, number: int) -> None:
     found = blocks_streamed(f"cpu:{number}", blocks)
-    assert len(found) == streamed_of(f"cpu:{number}", blocks) == min(number, blocks)
+    assert len(found) == offloaded_of(f"cpu:{number}", blocks) == min(number, blocks)
     gaps = (
         {after - before for before, after in pairwise([found[-1] - blocks, *found])}
         if found
@@ -207,7 +208,7 @@ def test_gradients_are_the_same_with_two_blocks_on_the_device(
         assert torch.equal(accumulate(plain, batch), accumulate(streamed, batch))
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
         assert torch.equal(one.grad, other.grad), name
-    blocks = streamed_of(streamed.config.parameter_offload, DEPTH)
+    blocks = offloaded_of(streamed.config.parameter_offload, DEPTH)
     assert max(log) == 2 * streamed_bytes(streamers[0]) / blocks
     bits = {"nf4-dq": 4, "int8": 8}.get(
         str(knobs.get("quantization")), 16 if "precision" in knobs else 32
@@ -350,7 +351,7 @@ def test_trained_weights_are_streamed_where_the_backward_updates_them(
         block.register_forward_hook(lambda *_: log.append(resident_bytes(streamers[0])))
     found = [train_step(streamed, workload.batch(4)).clone() for _ in range(3)]
     assert torch.equal(torch.stack(expected), torch.stack(found))
-    blocks = streamed_of(streamed.config.parameter_offload, DEPTH)
+    blocks = offloaded_of(streamed.config.parameter_offload, DEPTH)
     assert max(log) == 3 * streamed_bytes(streamers[0]) / blocks
     assert streamed_bytes(streamers[0]) >= 2 * blocks * MATRIX // (
         2 if knobs.get("precision") == "bf16" else 1

@@ -33,6 +33,7 @@ KNOBS: Values = {
 }
 OFF = {
     "activation_checkpointing": "none",
+    "activation_offload": "none",
     "lora_rank": 0,
     "micro_batch_size": 1,
     "parameter_offload": "none",

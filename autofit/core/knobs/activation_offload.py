@@ -6,9 +6,12 @@ KNOB = Knob(
     "activation_offload",
     off="none",
     values=("none", "cpu"),
+    pattern=r"cpu:\d+",
+    takes="none, cpu, or cpu:N for what the first N blocks save",
     title="Activations",
     short="activations offloaded",
     short_off="activations on the device",
     words={"cpu": "wait for the backward in host memory"},
+    of_blocks="of the first {} alone",
     trace=Trace.UNTRACED,
 )

@@ -1,7 +1,7 @@
 """parameter_offload: its values, how they read, and what depends on them."""
 
 from autofit.core.knobs.knob import Knob, Trace
-from autofit.core.some_blocks import SomeBlocks
+from autofit.core.some_blocks import offloaded_of
 
 KNOB = Knob(
     "parameter_offload",
@@ -19,23 +19,10 @@ KNOB = Knob(
 )
 
 
-def streams(value: object) -> bool:
-    """Whether a value has blocks whose weights rest on the host."""
-    return value != KNOB.off
-
-
-def streamed_of(value: object, blocks: int) -> int:
-    """How many of so many blocks have their weights on the host."""
-    if not streams(value):
-        return 0
-    some = SomeBlocks.of(value)
-    return blocks if some is None else min(some.number, blocks)
-
-
 def blocks_streamed(value: object, blocks: int) -> list[int]:
     """Which of so many blocks have their weights on the host.
 
     They are spread evenly: while the blocks between two of them run, the second one's weights come.
     """
-    number = streamed_of(value, blocks)
+    number = offloaded_of(value, blocks)
     return [at for at in range(blocks) if (at + 1) * number // blocks > at * number // blocks]

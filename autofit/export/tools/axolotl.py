@@ -9,8 +9,7 @@ if the plugin is named.
 from functools import partial
 from typing import Any
 
-from autofit.core.knobs.parameter_offload import streams
-from autofit.core.some_blocks import SomeBlocks
+from autofit.core.some_blocks import SomeBlocks, offloads
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
@@ -215,11 +214,11 @@ def _compile(request: Request) -> ToolKeys:
 def _layers(request: Request) -> ToolKeys:
     value = request.config.parameter_offload
     has_adapters = bool(request.config.lora_rank)
-    keys = {"layer_offloading": streams(value) and has_adapters}
+    keys = {"layer_offloading": offloads(value) and has_adapters}
     why = None
     if SomeBlocks.of(value):
         why = "axolotl offloads every layer, with less memory and more copies"
-    if streams(value) and not has_adapters:
+    if offloads(value) and not has_adapters:
         why = "axolotl offloads frozen layers only"
 
     return request.keys("parameter_offload", keys, why, may_not_fit=not has_adapters)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.knobs.parameter_offload import streamed_of, streams
 from autofit.core.learning_rates import default_learning_rate
+from autofit.core.some_blocks import offloaded_of, offloads
 from autofit.export import picture_keys as pictures
 from autofit.export import shared_keys as shared
 from autofit.export.pictures import FLUX, SD_15, SD_35, SDXL
@@ -118,7 +118,7 @@ def _swapped(request: Request) -> int:
     each of the other half two blocks of one stream are swapped.
     """
     double, single = pictures.facts(request.source).blocks
-    number = streamed_of(request.config.parameter_offload, double + single) - 2
+    number = offloaded_of(request.config.parameter_offload, double + single) - 2
     if single:
         number = math.ceil(number / 1.5)
         double = min(2 * (double - 2) + 1, 2 * ((single - 2) // 2)) + 2
@@ -130,7 +130,7 @@ def _parameter_offload(request: Request) -> ToolKeys:
     """All blocks but two rest on the host, of models whose blocks it swaps."""
     if pictures.facts(request.source).family in _OF_BLOCKS:
         return ToolKeys({"blocks_to_swap": _swapped(request)})
-    if not streams(request.config.parameter_offload):
+    if not offloads(request.config.parameter_offload):
         return ToolKeys()
     instead = f"{TITLE} swaps no blocks of a UNet, and keeps weights on the device"
     return request.keys("parameter_offload", {}, instead, may_not_fit=True)
@@ -143,7 +143,7 @@ def _activation_offload(request: Request) -> ToolKeys:
     if offloaded and pictures.facts(request.source).family not in _OF_BLOCKS:
         instead = f"{TITLE} keeps activations of a UNet on the device"
         return request.keys("activation_offload", {key: False}, instead, may_not_fit=True)
-    if offloaded and streams(request.config.parameter_offload):
+    if offloaded and offloads(request.config.parameter_offload):
         instead = f"{TITLE} offloads no activations where it swaps blocks"
         return request.keys("activation_offload", {key: False}, instead, may_not_fit=True)
 
