@@ -1,8 +1,7 @@
 """A forward and backward of the whole model, put together from segments: memory and seconds at each
 pair of a grid."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +17,7 @@ from autofit.estimate.layouts import Exchanges
 from autofit.estimate.overlap import Unit, micro_batch, one_after_another
 from autofit.estimate.roofline import LAUNCHES_OF_COPY, Speed, passes_of
 from autofit.estimate.scaling import Floats
-from autofit.estimate.schedules import Schedule, Shares, run_schedule
+from autofit.estimate.schedules import Place, Schedule, Shares, blocks_at, run_schedule
 from autofit.estimate.segments import Repeats, Segment, Segments
 from autofit.setup.saved_tensors import WINDOW
 from autofit.setup.streamed_blocks import updated_on
@@ -81,34 +80,39 @@ class Pass:
         """How many the model has; 0 where they are not told apart."""
         return self.segments.depth.whole if self.segments.depth else 0
 
+    @cached_property
+    def _blocks_at(self) -> dict[Place, range]:
+        return blocks_at(self.schedule, self._blocks)
+
     def offloaded(self, config: Config) -> Shares:
         """Of which blocks a config sends to the host what they save."""
         value = config.activation_offload
         if SomeBlocks.of(value):
             return self._shares(range(offloaded_of(value, self._blocks)))
-
-        everywhere = {segment.block for run, _ in self.schedule for segment in run}
-        return dict.fromkeys(everywhere, 1.0) if offloads(value) else {}
-
-    def _shares(self, chosen: Iterable[int]) -> Shares:
-        """By traced block, the share of those it stands for that are chosen."""
-        depth = self.segments.depth
-        if depth is None:
+        if not offloads(value):
             return {}
 
-        stands_for = Counter(map(depth.stand_in, range(depth.whole)))
-        counted = Counter(map(depth.stand_in, chosen))
+        return {
+            (at, number): 1.0
+            for at, (run, _) in enumerate(self.schedule)
+            for number in range(len(run))
+        }
 
-        return {block: counted[block] / times for block, times in stands_for.items()}
+    def _shares(self, chosen: Collection[int]) -> Shares:
+        """At each place, the share of the blocks there that are chosen."""
+        return {
+            place: sum(number in chosen for number in numbers) / len(numbers)
+            for place, numbers in self._blocks_at.items()
+        }
 
     def saved(self, offloaded: Shares) -> tuple[Floats, Floats]:
         """(bytes that go to the host where saved tensors are offloaded, those of them that need not
         come back)."""
         total = np.zeros_like(self.segments.parameters)
         newest = total
-        for run, repeats in self.schedule:
-            for segment in run:
-                share = offloaded.get(segment.block, 0.0)
+        for at, (run, repeats) in enumerate(self.schedule):
+            for number, segment in enumerate(run):
+                share = offloaded.get((at, number), 0.0)
                 total = total + share * repeats * segment.saved
                 newest = np.where(share * segment.newest > 0.0, segment.newest, newest)
 
@@ -198,9 +202,9 @@ class Pass:
         """How many copies those are."""
         moved: Floats = np.zeros_like(self.segments.parameters)
         offloaded = self.offloaded(config)
-        for run, repeats in self.schedule:
-            for segment in run:
-                share = offloaded.get(segment.block, 0.0)
+        for at, (run, repeats) in enumerate(self.schedule):
+            for number, segment in enumerate(run):
+                share = offloaded.get((at, number), 0.0)
                 moved = moved + share * repeats * segment.moved
 
         nbytes, resident = self.saved(offloaded)

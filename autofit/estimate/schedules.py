@@ -1,6 +1,7 @@
 """Schedules: a step of the whole model as a sequence of segments, in which those of the middle
 blocks are repeated."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +13,10 @@ from autofit.estimate.shallow_model import CHUNK, LONGEST_PERIOD
 
 Schedule = list[tuple[Sequence[Segment], Repeats]]
 
-# By traced block, None for what is outside, the share of those it stands for that something is done
-# with; of what is not in it, none.
-Shares = Mapping[int | None, float]
+# A segment of a schedule: the number of its run, and its own within that.
+Place = tuple[int, int]
+# By place, the share of the blocks there that something is done with; of what is not in it, none.
+Shares = Mapping[Place, float]
 
 
 def run_schedule(
@@ -36,15 +38,15 @@ def run_schedule(
         leaving: bytes of a block that do so beside the next one's backward.
     """
     highest = live
-    for run, repeats in schedule:
+    for at, (run, repeats) in enumerate(schedule):
         rise = np.zeros_like(live)
         net = np.zeros_like(live)
-        for segment in run:
-            share = offloaded.get(segment.block, 0.0)
+        for number, segment in enumerate(run):
+            share = offloaded.get((at, number), 0.0)
             climbed, more = _memory(segment, added, share)
-            if segment.of_block and segment.block in resting:
+            if (at, number) in resting:
                 _, without = _memory(segment, True, share)
-                more = more + resting[segment.block] * (without - more)
+                more = more + resting[at, number] * (without - more)
 
             rise = np.maximum(rise, net + climbed)
             net = net + more
@@ -61,6 +63,33 @@ def run_schedule(
         live = live + net * repeats
 
     return highest, live
+
+
+def blocks_at(schedule: Schedule, blocks: int) -> dict[Place, range]:
+    """The numbers of the blocks that each segment of one stands for.
+
+    Empty where the schedule does not go through so many blocks once forward and once back.
+    """
+    found: dict[Place, range] = {}
+    counts = {"forward": 0, "backward": 0}
+    for at, (run, repeats) in enumerate(schedule):
+        places = [(at, number) for number, segment in enumerate(run) if segment.of_block]
+        if not places:
+            continue
+
+        assert isinstance(repeats, int), "chunks are no blocks"
+        phase = run[0].phase
+        step = len(places)
+        for place, first in zip(places, itertools.count(counts[phase]), strict=False):
+            numbers = range(first, first + step * repeats, step)
+            if phase == "backward":
+                last = blocks - 1
+                numbers = range(last - numbers.start, last - numbers.stop, -step)
+            found[place] = numbers
+
+        counts[phase] += step * repeats
+
+    return found if set(counts.values()) == {blocks} else {}
 
 
 def _memory(segment: Segment, added: bool, offloaded: float) -> tuple[Floats, Floats]:

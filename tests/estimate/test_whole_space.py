@@ -109,6 +109,28 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     assert ((none > some) & (some > streamed)).all()
 
 
+def test_what_some_blocks_keep_elsewhere_or_compute_again_is_told_apart() -> None:
+    """The first blocks are checkpointed or offload what they save, others stream their weights."""
+    sizes = {"num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 1408}
+    workload = replace(llama_workload(4, 1024, **sizes, max_position_embeddings=1024), traits=None)
+    lora = {
+        "lora_rank": 8,
+        "lora_targets": "all-linear",
+        "precision": "bf16",
+        "micro_batch_size": 4,
+    }
+    changes = [
+        {**lora, "activation_offload": "cpu:7"},
+        {**lora, "activation_offload": "cpu:9", "parameter_offload": "cpu:5"},
+        {**lora, "activation_offload": "cpu:6", "activation_checkpointing": "full:6"},
+        {**lora, "parameter_offload": "cpu:8", "activation_checkpointing": "full:4"},
+    ]
+    configs = list(_configs(AMPERE, changes, workload))
+    predicted = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().allocated
+    full = [peak_of(traced(workload, AMPERE, **config), AMPERE).nbytes for config in configs]
+    assert predicted == pytest.approx(np.array(full, float), rel=0.03)
+
+
 def test_trained_weights_that_are_streamed_leave_three_blocks_on_the_device() -> None:
     sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1024}
     workload = replace(llama_workload(4, 64, **sizes), traits=None)
