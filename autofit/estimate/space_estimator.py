@@ -151,8 +151,9 @@ class SpaceEstimator:
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
-        self._plans: dict[int, StagePlan | None] = {}  # by the number of stages
-        self._stages: dict[tuple[tuple[Value, ...], int], StageOfSpace] = {}
+        self._plans: dict[int, StagePlan | None] = {}  # of some config, by the number of stages
+        self._cuts: dict[tuple[Any, ...], StagePlan] = {}  # the same by what else decides
+        self._stages: dict[tuple[Any, ...], StageOfSpace] = {}
 
         # Of losses that couple a batch, for configs on one device that see all of it at once.
         self._at_once: SpaceEstimator | None = None
@@ -388,7 +389,14 @@ class SpaceEstimator:
             self._plans[stages] = None
             with contextlib.suppress(RefusedError):
                 self._plans[stages] = plan_of_stages(setup)
-        return self._plans[stages]
+        plan = self._plans[stages]
+        if plan is None:
+            return None
+
+        key = (stages, config.pipeline_schedule, pass_of(config))
+        if key not in self._cuts:
+            self._cuts[key] = plan.of(config)
+        return self._cuts[key]
 
     def _step_of_stages(self, config: Config) -> Step | None:
         """The step of a pipeline: the most memory of any stage, and the time of all."""
@@ -406,7 +414,7 @@ class SpaceEstimator:
         of_rank = self._workload.effective_batch_size / Layout.of(config).dp_degree
         steps = []
         for number in range(Layout.of(config).pipeline):
-            key = (pass_of(base), number)
+            key = (pass_of(base), plan.cuts, number)
             stage = self._stages.setdefault(key, StageOfSpace(step_pass, base, plan, number))
             if stage.own is None:
                 return None
@@ -421,7 +429,7 @@ class SpaceEstimator:
                 )
             )
 
-        passed = plan.passed * samples * StageOfSpace(step_pass, base, plan, 0).width
+        passed = plan.sizes.passed * samples * StageOfSpace(step_pass, base, plan, 0).width
         ranks = group_of_ranks(2, Layout.of(config).stage_world, self._hardware)
         passing = 2 * collective_seconds("send", passed, ranks, self._links)
         of_stages = np.array([step.micro + step.adding for step in steps])

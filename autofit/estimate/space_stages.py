@@ -183,7 +183,7 @@ class StageOfSpace:
                 self.count - self.number,
             )
 
-        passed = self.plan.passed * samples * self.width
+        passed = self.plan.sizes.passed * samples * self.width
         received = under_way * (self.number > 0)
         sent = (_GRADIENT_BUFFERS + 1) * (not self.is_last)
 

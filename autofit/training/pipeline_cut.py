@@ -1,22 +1,22 @@
 """Cutting a model into the stages of a pipeline, each of which one device holds.
 
-Cut between blocks, where the time of the slowest stage is least. Before there are any weights, so
-that no device ever holds those of another stage; what the user gave stays where it is, and gets
-the trained values at the end.
+Before there are any weights, so that no device ever holds those of another stage; what the user
+gave stays where it is, and gets the trained values at the end.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from autofit.core.config import Config
 from autofit.core.errors import RefusedError, pluralize
 from autofit.core.layout import Layout
 from autofit.data.batch import few_samples, sample_count
@@ -27,8 +27,8 @@ from autofit.setup.model_part import Absent, Earlier, EndHere, Later, ModelPart,
 from autofit.setup.sharding import LOW_FORMATS
 from autofit.training import random_state
 from autofit.training.loss import loss_and_count
+from autofit.training.stage_cuts import StageSizes, Weight
 
-Weight = tuple[nn.Module, str, nn.Parameter]
 USES_ABSENT = "uses weights on a stage that does not hold them"
 
 
@@ -52,7 +52,8 @@ def cut_into_stages(setup: Setup) -> None:
     if setup.tracing.is_stage:
         part.cuts = _cuts_of_stage(part)
     else:
-        part.cuts = _cuts(part, outside, used_before)
+        sizes = StageSizes.of(setup.model, part, outside, used_before)
+        part.cuts = sizes.cuts(setup.config)
 
     part.names = list(setup.model.state_dict())
     part.buffers = {name for name, _ in setup.model.named_buffers()}
@@ -67,17 +68,21 @@ def cut_into_stages(setup: Setup) -> None:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """How a model would be cut.
+    """How a model would be cut for a config.
 
     Attributes:
         cuts: the number of each stage's first block, and that of all blocks.
         outside: every place of a weight outside blocks, with the stage that holds it.
-        passed: how many numbers blocks pass on, of one sample.
+        sizes: what decides about the cuts.
     """
 
     cuts: tuple[int, ...]
     outside: tuple[tuple[nn.Parameter, int], ...]
-    passed: int
+    sizes: StageSizes
+
+    def of(self, config: Config) -> Self:
+        """The plan for another config of as many stages."""
+        return replace(self, cuts=tuple(self.sizes.cuts(config)))
 
 
 def plan_of_stages(setup: Setup) -> StagePlan:
@@ -91,12 +96,12 @@ def plan_of_stages(setup: Setup) -> StagePlan:
     for module, _, weight in outside:
         places.append((weight, 0 if module in used_before else part.count - 1))
 
-    cuts = _cuts(part, outside, used_before)
+    sizes = StageSizes.of(setup.model, part, outside, used_before)
 
     return StagePlan(
-        tuple(cuts),
+        tuple(sizes.cuts(setup.config)),
         tuple(places),
-        part.passed,
+        sizes,
     )
 
 
@@ -258,59 +263,6 @@ def _zeros_on_cpu(setup: Setup, outside: list[Weight]) -> Iterator[None]:
     finally:
         for module, name, weight in outside:
             module._parameters[name] = weight
-
-
-def _cuts(part: ModelPart, outside: list[Weight], used_before: set[nn.Module]) -> list[int]:
-    """Where the row of blocks is cut: where the slowest stage takes least time.
-
-    A block takes as long as it has elements in matrices; the head, too. Looking up an embedding
-    takes none.
-    """
-    work = [sum(map(_multiplied, block.parameters())) for block in part.whole]
-    for module, _, weight in outside:
-        if module not in used_before:
-            work[-1] += _multiplied(weight)
-
-    return balanced(work, part.count)
-
-
-def _multiplied(weight: torch.Tensor) -> int:
-    """The elements of a matrix; none of a vector."""
-    return weight.numel() if weight.dim() > 1 else 0
-
-
-def balanced(work: Sequence[float], parts: int) -> list[int]:
-    """Where to cut a row into consecutive parts, none empty: `parts` + 1 positions, 0 first.
-
-    The largest part is as small as can be; among equal ones earlier parts are smaller, since more
-    micro-batches are under way in them.
-    """
-    count = len(work)
-    sums = [0.0]
-    for one in work:
-        sums.append(sums[-1] + one)
-
-    # best[end]: the largest part, the sum of squares and the cuts of the first `end` in so many
-    # parts
-    best: list[tuple[float, float, list[int]] | None] = [(0.0, 0.0, [0])] + [None] * count
-    for number in range(1, parts + 1):
-        following: list[tuple[float, float, list[int]] | None] = [None] * (count + 1)
-        for end in range(number, count + 1):
-            for start in range(number - 1, end):
-                before = best[start]
-                if before is None:
-                    continue
-
-                own = sums[end] - sums[start]
-                found = (max(before[0], own), before[1] + own**2, [*before[2], end])
-                if following[end] is None or found < following[end]:  # type: ignore[operator]
-                    following[end] = found
-
-        best = following
-
-    answer = best[count]
-    assert answer is not None, "there are as many as parts"
-    return answer[2]
 
 
 @torch.no_grad()

@@ -22,7 +22,6 @@ from autofit.techniques import precision, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import EvaluationPlan, check_evaluation
 from autofit.training.local_batch import LocalBatch
-from autofit.training.pipeline_cut import balanced
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, mlp_workload
@@ -282,19 +281,3 @@ def evaluated(world: int) -> str:
 def test_metrics_of_outputs_are_refused_on_every_stage() -> None:
     for said in on_ranks(2, evaluated, 2):
         assert "Give metrics of (model, loader)" in said
-
-
-@pytest.mark.parametrize(
-    ("work", "parts", "cuts"),
-    [
-        ([1, 1, 1, 1], 2, [0, 2, 4]),
-        ([1, 1, 1, 1 + 2], 2, [0, 3, 4]),  # with a head
-        ([1, 1, 1], 2, [0, 1, 3]),  # earlier parts are smaller
-        ([5, 1, 1, 1], 3, [0, 1, 2, 4]),
-        ([1, 1, 1], 3, [0, 1, 2, 3]),
-    ],
-)
-def test_the_largest_part_is_as_small_as_can_be(
-    work: list[int], parts: int, cuts: list[int]
-) -> None:
-    assert balanced(work, parts) == cuts
