@@ -1,6 +1,8 @@
 """A step of one config at each pair of a grid, put together from its pass and what its optimizer
 costs."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,13 +12,14 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.reference import OFFLOADED
 from autofit.core.layout import Layout
-from autofit.core.some_blocks import offloaded_of
+from autofit.core.some_blocks import offloaded_of, offloads
 from autofit.core.workload import Workload
 from autofit.estimate.layouts import Exchanges
 from autofit.estimate.passes import Pass, rest_on_host, share_streamed
 from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid
+from autofit.estimate.segments import Segments
 from autofit.setup.saved_tensors import WINDOW
 
 
@@ -83,12 +86,10 @@ def combined(
     """
     segments = step_pass.segments
     layout = Layout.of(exchanges.config)
-    on_host = "cpu" in (config.optimizer_offload, config.fsdp_offload)
+    on_host = _stepped_on_host(config, segments)
 
     # What is there during the whole step.
-    held = segments.parameters + segments.others
-    if not on_host:
-        held = held + optimizer.state
+    held = segments.parameters + segments.others + (1 - on_host) * optimizer.state
     if where.hardware.device == "cpu":  # the rest of the batch is in the same memory
         of_rank = where.workload.effective_batch_size / layout.dp_degree
         held = held + segments.inputs * (of_rank / where.grid.samples - 1)
@@ -138,8 +139,9 @@ def combined(
     last = step_pass.seconds(speed, config, exchanges, last=True)
     updating = optimizer.seconds
     if on_host:  # its own traffic, and weights come back; gradients go there first
-        go = gradients * (config.optimizer_offload == "cpu" and not rests)
-        updating = (optimizer.moved + gradients + go) / where.rates.link
+        go = gradients * (offloads(config.optimizer_offload) and not rests)
+        there = on_host * (optimizer.moved + gradients + go) / where.rates.link
+        updating = np.maximum(there, (1 - on_host) * optimizer.seconds)
 
     # Both are read, the sum is written.
     adding = 3 * (segments.gradients / where.rates.bandwidth)
@@ -162,10 +164,9 @@ def combined(
 def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats:
     """Bytes that the host holds for one device."""
     segments = step_pass.segments
-    total = optimizer.paged
-    if "cpu" in (config.optimizer_offload, config.fsdp_offload):
-        # Copies of weights, and their gradients.
-        total = total + 2 * optimizer.weights + optimizer.state
+    # Copies of weights, and their gradients.
+    stepped = 2 * optimizer.weights + optimizer.state
+    total = optimizer.paged + _stepped_on_host(config, segments) * stepped
 
     blocks = 0
     if segments.depth and not rest_on_host(config):
@@ -182,3 +183,19 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
     moved, _ = step_pass.saved(step_pass.offloaded(config))
 
     return total + moved
+
+
+def _stepped_on_host(config: Config, segments: Segments) -> float:
+    """The share of the trained weights that the host updates."""
+    if "cpu" in (config.optimizer_offload, config.fsdp_offload):
+        return 1.0
+    if segments.depth is None or not offloads(config.optimizer_offload):
+        return 0.0
+
+    elements = Counter[bool]()
+    for (shape, _, in_block), count in segments.shapes.items():
+        elements[in_block] += count * math.prod(shape)
+
+    blocks = segments.depth.whole
+    number = offloaded_of(config.optimizer_offload, blocks)
+    return number / blocks * elements[True] / max(elements.total(), 1)

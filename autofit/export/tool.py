@@ -16,6 +16,7 @@ from autofit.core.errors import InputError, shown
 from autofit.core.knobs import KNOBS, is_off, knob_named
 from autofit.core.knobs.activation_offload import KNOB as ACTIVATION_OFFLOAD
 from autofit.core.knobs.gradient_accumulation_steps import KNOB as ACCUMULATION
+from autofit.core.knobs.optimizer_offload import KNOB as OPTIMIZER_OFFLOAD
 from autofit.core.layout import Layout
 from autofit.core.quoting import python_string, shell_path
 from autofit.core.some_blocks import SomeBlocks
@@ -461,7 +462,7 @@ def of_experts(tool: Tool, request: Request) -> ToolKeys:
 
 
 # No tool has keys for a number of blocks.
-_OF_ALL_BLOCKS = (ACTIVATION_OFFLOAD.name,)
+_OF_ALL_BLOCKS = (ACTIVATION_OFFLOAD.name, OPTIMIZER_OFFLOAD.name)
 
 
 def share_of(tool: Tool, knob: str, request: Request) -> ToolKeys:

@@ -8,6 +8,7 @@ from functools import partial
 
 from autofit.core.knobs.data_parallel import KNOB
 from autofit.core.layout import Layout, kind_of
+from autofit.core.some_blocks import offloads
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.buckets import averaged_at_end, bucketed
 from autofit.setup.sharding import NEW_ENOUGH, replicated, sharded
@@ -91,7 +92,7 @@ def _refused_beside_replicas(config: Config, layout: Layout) -> str | None:
             "updates in the backward come before ddp has averaged the gradients; use fsdp, or "
             "leave them out."
         )
-    if config.optimizer_offload == "cpu":
+    if offloads(config.optimizer_offload):
         return (
             "optimizer_offload copies gradients before ddp has averaged them; use fsdp with "
             "fsdp_offload."
@@ -112,6 +113,6 @@ def _refused_by_shards(config: Config) -> str | None:
         return "adafactor needs rows and columns of whole weights; use adamw, or ddp."
 
     for knob in ("parameter_offload", "optimizer_offload"):
-        if config[knob] == "cpu":
+        if offloads(config[knob]):
             return f"{knob} moves weights that fsdp divides; use fsdp_offload instead."
     return None

@@ -27,29 +27,40 @@ MB, `sgd` nothing.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autofit.core.errors import RefusedError
 from autofit.core.hardware import GIB
 from autofit.core.knobs.optimizer_offload import KNOB
+from autofit.core.some_blocks import SomeBlocks, offloaded_of
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.master_weights import OF_GROUPS
 from autofit.setup.streamed_blocks import is_whole
 
 
 class OptimizerOffload(Technique):
-    """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs."""
+    """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs. `cpu:12`:
+    that of the first twelve blocks; the device steps the rest meanwhile.
+    """
 
     record = KNOB
     stage = Stage.STEP  # after `optimizer`, whose groups it uses
     cuda_values = host_values = ("cpu",)
     library = "torchao"
     all_exact = True
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """One word where all blocks are alike."""
+        some = SomeBlocks.of(config[self.name])
+        blocks = workload.traits.blocks if workload.traits else 0
+        return some.canonical(blocks) if some else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
@@ -74,6 +85,9 @@ class OptimizerOffload(Technique):
                 "bf16-mixed."
             )
 
+        if SomeBlocks.of(config[self.name]) and workload.traits and not workload.traits.blocks:
+            return "the model has no repeated blocks to count; use cpu."
+
         needed = _least_bytes(config, workload) / GIB
         there = hardware.host_memory_bytes / GIB
         if hardware.here and needed > there:
@@ -86,12 +100,13 @@ class OptimizerOffload(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         from torchao.optim import CPUOffloadOptimizer
 
-        _step_on_host(setup, CPUOffloadOptimizer)
+        _step_on_host(setup, value, CPUOffloadOptimizer)
 
     def trace(self, setup: Setup, value: Value) -> None:
         """With a stand-in for torchao's class, which needs the streams and pinned memory of a
         GPU."""
-        _step_on_host(setup, functools.partial(_StandIn, note_host=setup.tracing.note_host))
+        stand_in = functools.partial(_StandIn, note_host=setup.tracing.note_host)
+        _step_on_host(setup, value, stand_in)
 
 
 def _least_bytes(config: Config, workload: Workload) -> int:
@@ -100,10 +115,18 @@ def _least_bytes(config: Config, workload: Workload) -> int:
     if workload.traits is None or not is_whole(config):
         return 0
     size = 2 if config.precision in ("bf16", "fp8") else 4
-    return 4 * workload.traits.parameters * size
+    blocks = max(workload.traits.blocks, 1)
+    share = offloaded_of(config.optimizer_offload, blocks) / blocks
+    return int(4 * workload.traits.parameters * size * share)
 
 
-def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
+def _step_on_host(setup: Setup, value: Value, kind: Callable[..., Any]) -> None:
+    some = SomeBlocks.of(value)
+    if some:
+        blocks = repeated_blocks(setup.model)[: some.number]
+        chosen = {weight for block in blocks for weight in block.parameters()}
+        kind = functools.partial(_step_some_on_host, kind, chosen)
+
     groups = setup.optimizer.param_groups
     host_params = setup.host_params()
     others = []
@@ -122,6 +145,39 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
         assert front is not None, "what is not updated on the host is updated here"
         setup.optimizer = front
     setup.make_optimizer = None  # another one for the same weights would step them twice
+
+
+def _step_some_on_host(
+    kind: Callable[..., Any],
+    chosen: Set[nn.Parameter],
+    groups: list[dict[str, Any]],
+    optimizer: type[Optimizer],
+    **settings: Any,
+) -> Any:
+    """torchao's optimizer of some weights; all others are stepped beside those that are too small
+    for it, on the device."""
+
+    def of(are_chosen: bool) -> list[dict[str, Any]]:
+        found = []
+        for group in groups:
+            weights = [each for each in group["params"] if (each in chosen) == are_chosen]
+            if weights:
+                found.append({**group, "params": weights})
+        return found
+
+    on_host = of(True)
+    if not on_host:
+        raise RefusedError("optimizer_offload: these blocks have no trained weights; use none.")
+
+    made = kind(on_host, optimizer, **settings)
+    on_device = of(False)
+    if on_device and made.d_opt is None:
+        made.d_opt = optimizer(on_device, **settings)
+    elif on_device:
+        for group in on_device:
+            made.d_opt.add_param_group(group)
+
+    return made
 
 
 class _InGroups(Optimizer):

@@ -2,6 +2,7 @@
 
 from autofit.core.knobs.tensor_parallel import KNOB
 from autofit.core.layout import degrees
+from autofit.core.some_blocks import offloads
 from autofit.setup import Config, Hardware, Value, Workload
 from autofit.setup.technique import Degree
 
@@ -33,7 +34,7 @@ class TensorParallel(Degree):
             )
         if config.optimizer not in _OPTIMIZERS:
             return f"{config.optimizer} was not tried on parts of layers; use adamw."
-        if config.optimizer_offload == "cpu":
+        if offloads(config.optimizer_offload):
             return "optimizer_offload moves weights that are split; use fsdp_offload instead."
         if config.precision in ("fp8", "fp16-mixed"):
             return f"{config.precision} was not tried on parts of layers; use bf16-mixed."

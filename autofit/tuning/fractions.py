@@ -17,6 +17,7 @@ from autofit.core.constraints import Constraints
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import KNOB as CHECKPOINTING
 from autofit.core.knobs.activation_offload import KNOB as ACTIVATIONS
+from autofit.core.knobs.optimizer_offload import KNOB as OPTIMIZER
 from autofit.core.knobs.parameter_offload import KNOB as PARAMETERS
 from autofit.core.result import of_tier, tier
 from autofit.core.some_blocks import SomeBlocks
@@ -47,6 +48,7 @@ LEVERS = {
     CHECKPOINTING.name: _Lever("full", ("none", "selective")),
     PARAMETERS.name: _Lever("cpu", ("none",), LEAST_BLOCKS),
     ACTIVATIONS.name: _Lever("cpu", ("none",)),
+    OPTIMIZER.name: _Lever("cpu", ("none",)),
 }
 
 # Of each tier so many configs are looked at that fit with some number of blocks alone, so many

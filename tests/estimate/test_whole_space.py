@@ -111,6 +111,7 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
 
 def test_what_some_blocks_keep_elsewhere_or_compute_again_is_told_apart() -> None:
     """The first blocks are checkpointed or offload what they save, others stream their weights."""
+    pytest.importorskip("torchao")
     sizes = {"num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 1408}
     workload = replace(llama_workload(4, 1024, **sizes, max_position_embeddings=1024), traits=None)
     lora = {
@@ -124,6 +125,7 @@ def test_what_some_blocks_keep_elsewhere_or_compute_again_is_told_apart() -> Non
         {**lora, "activation_offload": "cpu:9", "parameter_offload": "cpu:5"},
         {**lora, "activation_offload": "cpu:6", "activation_checkpointing": "full:6"},
         {**lora, "parameter_offload": "cpu:8", "activation_checkpointing": "full:4"},
+        {"precision": "bf16", "micro_batch_size": 4, "optimizer_offload": "cpu:7"},
     ]
     configs = list(_configs(AMPERE, changes, workload))
     predicted = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().allocated

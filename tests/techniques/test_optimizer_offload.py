@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, RefusedError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.hardware.device import detect
@@ -65,7 +65,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def run(*, offload: bool, workload: Workload | None = None, **chosen: Any) -> Setup:
+def run(*, offload: bool | str, workload: Workload | None = None, **chosen: Any) -> Setup:
     """A run on the CPU from the same weights every time, offloaded past `refuse`, which forbids it there."""
     torch.manual_seed(0)
     workload = workload or tiny.llama_workload(tie_word_embeddings=True)
@@ -75,7 +75,7 @@ def run(*, offload: bool, workload: Workload | None = None, **chosen: Any) -> Se
         workload, knobs, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters
     )
     if offload:
-        OFFLOAD.apply(setup, "cpu")
+        OFFLOAD.apply(setup, "cpu" if offload is True else offload)
     return setup
 
 
@@ -115,6 +115,50 @@ def test_large_weights_are_stepped_on_the_host_and_small_ones_where_they_are() -
         assert torch.equal(host, weight)
         assert inner.optim_dict[weight].state[host]["exp_avg"].shape == weight.shape
         assert inner.optim_dict[weight].defaults["fused"]
+
+
+@pytest.mark.usefixtures("streams")
+def test_the_host_steps_some_blocks_and_the_device_the_rest(tmp_path: Path) -> None:
+    plain, offloaded = run(offload=False), run(offload="cpu:1")
+    first = set(repeated_blocks(offloaded.model)[0].parameters())
+    inner = offloaded.optimizer._inner
+    assert inner.param_d2h_map.keys() == {each for each in first if each.numel() >= 4096}
+    on_device = {weight for group in inner.d_opt.param_groups for weight in group["params"]}
+    trained = {weight for _, weight in offloaded.trainable()}
+    assert on_device | inner.param_d2h_map.keys() == trained
+    assert not on_device & inner.param_d2h_map.keys()
+
+    for setup in (plain, offloaded):
+        for _ in range(2):
+            train_step(setup, setup.workload.batch(4))
+    assert_same_weights(plain, offloaded)
+
+    # Decay is of matrices alone, also of those that the device steps; and all goes on as it was.
+    assert {
+        (p.dim() >= 2, g["weight_decay"]) for g in inner.d_opt.param_groups for p in g["params"]
+    } == {
+        (True, 0.3),
+        (False, 0.0),
+    }
+    checkpoint.save(offloaded, tmp_path, 2)
+    train_step(offloaded, offloaded.workload.batch(4))
+    again = run(offload="cpu:1")
+    train_step(again, again.workload.batch(4))
+    assert checkpoint.load(again, tmp_path).next_step == 2
+    train_step(again, again.workload.batch(4))
+    assert_same_weights(offloaded, again)
+
+
+@pytest.mark.usefixtures("streams")
+def test_blocks_without_trained_weights_have_nothing_to_step() -> None:
+    workload = tiny.llama_workload()
+    torch.manual_seed(0)
+    model = workload.model()
+    for weight in repeated_blocks(model)[0].parameters():
+        weight.requires_grad_(False)
+    setup = build(workload, {"micro_batch_size": 2}, tiny.CPU, model=model)
+    with pytest.raises(RefusedError, match="these blocks have no trained weights; use none"):
+        OFFLOAD.apply(setup, "cpu:1")
 
 
 @pytest.mark.usefixtures("streams")
