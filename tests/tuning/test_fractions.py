@@ -2,7 +2,9 @@
 
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,13 @@ from hypothesis import strategies as st
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
 from autofit.estimate.figures import predict_all
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.trace import trace
+from autofit.hardware.catalogue import card, hardware_of
 from autofit.tuning.fractions import (
     Fractions,
     may_fit_between,
@@ -223,3 +228,46 @@ def test_of_a_real_model_the_number_found_is_the_least_whose_own_trace_fits(
     assert min(numbers) == "full:2"
     for value, predicted in numbers.items():
         assert predicted == pytest.approx(sizes[int(value.removeprefix("full:"))], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("knob", "beside"),
+    [
+        ("parameter_offload", {"lora_rank": 4, "lora_targets": "all-linear"}),
+        ("activation_offload", {"activation_checkpointing": "none"}),
+        ("optimizer_offload", {"activation_checkpointing": "full"}),
+    ],
+)
+def test_as_few_blocks_as_fit_use_the_host(knob: str, beside: dict[str, object]) -> None:
+    pytest.importorskip("torchao")
+    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1408}
+    workload = llama_workload(4, 1024, **sizes, max_position_embeddings=1024)
+    cards = hardware_of(card("rtx-4090"))
+    workload = replace(workload, traits=structure_traits(workload, cards))
+    plain = {"precision": "bf16", "micro_batch_size": 4, "attention": "sdpa", **beside}
+
+    def config(value: str) -> Config:
+        return techniques.canonicalize({**plain, knob: value}, workload, cards)
+
+    numbers = [f"cpu:{number}" for number in range(3, 8)]
+    sizes_of = dict(
+        zip(numbers, predict_all(workload, cards, list(map(config, numbers)))[0], strict=True)
+    )
+    ends = [config("none"), config("cpu")]
+    rows = list(map(Row, ends, *predict_all(workload, cards, ends)))
+    assert rows[0].nbytes > sizes_of["cpu:4"] > sizes_of["cpu:5"] > rows[1].nbytes
+
+    knobs: Values = {knob: ("cpu", "none")}
+    cap = (sizes_of["cpu:4"] + sizes_of["cpu:5"]) / 2
+    rows = [
+        Row(row.config, row.nbytes, seconds) for row, seconds in zip(rows, (1.0, 2.0), strict=True)
+    ]
+    fractions = Fractions(8, knobs, techniques.constraints(workload, cards))
+    found = fractions.solve(rows, lambda configs: by_bytes(workload, cards, configs), cap)
+    assert [row.config[knob] for row in found] == ["cpu:5"]
+
+
+def by_bytes(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> Any:
+    """Predicted bytes, and seconds that rise with the number of blocks."""
+    nbytes, _ = predict_all(workload, hardware, configs)
+    return nbytes, [1.0 + 1.0 / size for size in nbytes]
