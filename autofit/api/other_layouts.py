@@ -8,6 +8,12 @@ from autofit.api.estimate import Prediction
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.knobs import KNOBS
+from autofit.core.knobs.data_parallel import KNOB as DATA
+from autofit.core.knobs.fsdp_offload import KNOB as OF_SHARDS
+from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
+from autofit.core.knobs.optimizer_offload import KNOB as OPTIMIZER
+from autofit.core.knobs.parameter_offload import KNOB as PARAMETERS
+from autofit.core.knobs.pipeline_parallel import KNOB as STAGES
 from autofit.core.layout import largest_divisor, part_of
 from autofit.hardware.catalogue import links_of
 
@@ -26,10 +32,10 @@ def other_layouts(prediction: Prediction) -> Iterator[tuple[Way, Config]]:
     workload = prediction.workload
     base = prediction.estimate.config
     ways: tuple[Way, ...] = (
-        {"pipeline_parallel": hardware.world},
-        {"data_parallel": "fsdp"},
-        {"data_parallel": "fsdp", "fsdp_offload": "cpu"},
-        {"data_parallel": "ddp"},
+        {STAGES.name: hardware.world},
+        {DATA.name: "fsdp"},
+        {DATA.name: "fsdp", OF_SHARDS.name: "cpu"},
+        {DATA.name: "ddp"},
     )
     seen = {base}
     for way in ways if hardware.world > 1 else ():
@@ -55,12 +61,12 @@ def _divided(base: Config, way: Way, world: int, effective_batch: int) -> dict[s
             knobs.pop(name, None)
 
     knobs |= way
-    if way.get("data_parallel") == "fsdp":  # which moves weights and state by itself
-        knobs |= {"parameter_offload": "none", "optimizer_offload": "none"}
+    if way.get(DATA.name) == "fsdp":  # which moves weights and state by itself
+        knobs |= {PARAMETERS.name: "none", OPTIMIZER.name: "none"}
 
     part = part_of(knobs, world, effective_batch)
     if part and base.micro_batch_size:
-        knobs["micro_batch_size"] = largest_divisor(part, base.micro_batch_size)
+        knobs[MICRO_BATCH.name] = largest_divisor(part, base.micro_batch_size)
 
     return knobs
 
@@ -100,22 +106,22 @@ def which_wins(prediction: Prediction, layouts: Sequence[Mapping[str, Any]]) -> 
 
 def _way_of(config: Config) -> Way:
     """How a config divides its devices."""
-    found: dict[str, Value] = {"data_parallel": config.data_parallel}
+    found: dict[str, Value] = {DATA.name: config.data_parallel}
     if config.pipeline_parallel not in (None, 1):
-        found = {"pipeline_parallel": config.pipeline_parallel}
+        found = {STAGES.name: config.pipeline_parallel}
     elif config.fsdp_offload == "cpu":
-        found["fsdp_offload"] = "cpu"
+        found[OF_SHARDS.name] = "cpu"
 
     return found
 
 
 def _why(way: Way) -> str:
     """What a layout takes time for that others do not."""
-    if "pipeline_parallel" in way:
+    if STAGES.name in way:
         return _PASSES
-    if "fsdp_offload" in way:
+    if OF_SHARDS.name in way:
         return _FROM_HOST
-    return _GATHERS if way["data_parallel"] == "fsdp" else _AVERAGES
+    return _GATHERS if way[DATA.name] == "fsdp" else _AVERAGES
 
 
 def _words(way: Way) -> str:

@@ -5,7 +5,6 @@ the loss; the optimizer on the weights' shapes alone. So each is traced once, wi
 micro-batch and LoRA rank, and every Config is arithmetic on their segments.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from autofit.core.config import Config, Value
-from autofit.core.errors import AutofitError, RefusedError
+from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import BUDGET
 from autofit.core.layout import Layout
@@ -42,16 +41,15 @@ from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Workers
 from autofit.estimate.ranks import group_of as group_of_ranks
 from autofit.estimate.rates import Rates
-from autofit.estimate.recorder import Recorder
 from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.schedules import as_traced, mixed, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.space_stages import StageOfSpace, without_stages
+from autofit.estimate.space_stages import StageOfSpace, StagePlans, without_stages
 from autofit.estimate.space_step import OptimizerRow, Step, Where, combined
-from autofit.estimate.trace import fake_setup, trace_skeleton
+from autofit.estimate.trace import trace_skeleton
 from autofit.estimate.trace_keys import (
     group_key,
     group_of,
@@ -64,7 +62,6 @@ from autofit.estimate.trace_keys import (
 )
 from autofit.hardware.catalogue import links_of
 from autofit.training.meta_model import meta_model_from
-from autofit.training.pipeline_cut import StagePlan, plan_of_stages
 from autofit.training.replay import has_representations
 
 _Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
@@ -151,8 +148,7 @@ class SpaceEstimator:
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[tuple[Value, ...], Pass | None] = {}
         self._computed: Computed = {}  # shared by passes
-        self._plans: dict[int, StagePlan | None] = {}  # of some config, by the number of stages
-        self._cuts: dict[tuple[Any, ...], StagePlan] = {}  # the same by what else decides
+        self._plans = StagePlans(workload, hardware)
         self._stages: dict[tuple[Any, ...], StageOfSpace] = {}
 
         # Of losses that couple a batch, for configs on one device that see all of it at once.
@@ -243,7 +239,7 @@ class SpaceEstimator:
         """Trace what these configs need, on as many cores as allowed."""
         ends: list[Config] = []
         for group in groups:
-            self._plan(group)
+            self._plans.of(group)
             for config, _ in self._standing_for(without_stages(group)):
                 ends += interpolation_endpoints(config)
 
@@ -371,36 +367,9 @@ class SpaceEstimator:
         figures = zip(*known, strict=True)
         return Step(*(sum(map(operator.mul, values, shares)) for values in figures))
 
-    def _plan(self, config: Config) -> StagePlan | None:
-        """How the model is cut for a config; None where it has no stages, or cannot be cut."""
-        stages = Layout.of(config).pipeline
-        if stages == 1:
-            return None
-
-        if stages not in self._plans:
-            skeleton = Skeleton.whole(self._workload, self._hardware)
-            setup = fake_setup(
-                self._workload,
-                config,
-                self._hardware,
-                skeleton.model,
-                Recorder(self._hardware),
-            )
-            self._plans[stages] = None
-            with contextlib.suppress(RefusedError):
-                self._plans[stages] = plan_of_stages(setup)
-        plan = self._plans[stages]
-        if plan is None:
-            return None
-
-        key = (stages, config.pipeline_schedule, pass_of(config))
-        if key not in self._cuts:
-            self._cuts[key] = plan.of(config)
-        return self._cuts[key]
-
     def _step_of_stages(self, config: Config) -> Step | None:
         """The step of a pipeline: the most memory of any stage, and the time of all."""
-        plan = self._plan(config)
+        plan = self._plans.of(config)
         base = without_stages(config)
         (end, *others) = interpolation_endpoints(base)
         step_pass = None if others or plan is None else self._pass(end)

@@ -4,27 +4,77 @@ The segments of a model's blocks, embedding and head are those of a config witho
 has some of them, and what it holds is counted by its share of the weights.
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from autofit.core.config import Config
+from autofit.core.errors import RefusedError
+from autofit.core.hardware import Hardware
 from autofit.core.knobs import KNOBS
 from autofit.core.layout import Layout
+from autofit.core.workload import Workload
 from autofit.estimate.optimizer_state import Kind, Shapes
 from autofit.estimate.passes import Pass
+from autofit.estimate.recorder import Recorder
 from autofit.estimate.scaling import Floats
 from autofit.estimate.schedules import Schedule, run_schedule
 from autofit.estimate.segments import Segment, Segments
-from autofit.training.pipeline_cut import StagePlan
+from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.trace import fake_setup
+from autofit.estimate.trace_keys import pass_of
+from autofit.training.pipeline_cut import StagePlan, plan_of_stages
 
 _WIDE = ("fp32", "tf32")  # what is computed in 32 bits
 _GRADIENT_BUFFERS = 2
+
+
+class StagePlans:
+    """How a model is cut for each config of a space: the model is looked at once for a number of
+    stages."""
+
+    def __init__(self, workload: Workload, hardware: Hardware) -> None:
+        self._workload = workload
+        self._hardware = hardware
+        self._by_count: dict[int, StagePlan | None] = {}  # of some config
+        self._known: dict[tuple[Any, ...], StagePlan] = {}
+
+    def of(self, config: Config) -> StagePlan | None:
+        """The plan; None where a config has no stages, or the model cannot be cut."""
+        stages = Layout.of(config).pipeline
+        if stages == 1:
+            return None
+
+        if stages not in self._by_count:
+            self._by_count[stages] = self._some(config)
+        plan = self._by_count[stages]
+        if plan is None:
+            return None
+
+        key = (stages, config.pipeline_schedule, pass_of(config))
+        if key not in self._known:
+            self._known[key] = plan.of(config)
+        return self._known[key]
+
+    def _some(self, config: Config) -> StagePlan | None:
+        skeleton = Skeleton.whole(self._workload, self._hardware)
+        setup = fake_setup(
+            self._workload,
+            config,
+            self._hardware,
+            skeleton.model,
+            Recorder(self._hardware),
+        )
+        with contextlib.suppress(RefusedError):
+            return plan_of_stages(setup)
+        return None
 
 
 def without_stages(config: Config) -> Config:
