@@ -43,6 +43,7 @@ class Pass:
     schedule: Schedule
     computed: Computed = field(default_factory=dict)
     _memory: dict[tuple[Any, ...], tuple[Floats, Floats]] = field(default_factory=dict)
+    _saved: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
     _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, config: Config, *, added: bool) -> tuple[Floats, Floats]:
@@ -52,23 +53,23 @@ class Pass:
             added: gradients are added to those of earlier micro-batches, or applied, as soon as
                 they are there.
         """
-        offloaded = self.offloaded(config)
-        resting: Shares = {}
-        if rest_on_host(config):
-            streamed = blocks_streamed(config.parameter_offload, self._blocks)
-            resting = self._shares(streamed)
-
+        rests = rest_on_host(config)
         # Of each streamed block either its weights or its gradients do.
         leaves = offloads(config.parameter_offload) and updated_on(config) is not None
 
-        key = added, leaves, *offloaded.items(), *resting.items()
+        key = added, leaves, rests and config.parameter_offload, config.activation_offload
         if key not in self._memory:
+            resting: Shares = {}
+            if rests:
+                streamed = blocks_streamed(config.parameter_offload, self._blocks)
+                resting = self._shares(streamed)
+
             before = np.zeros_like(self.segments.parameters)
             self._memory[key] = run_schedule(
                 self.schedule,
                 before,
                 added=added,
-                offloaded=offloaded,
+                offloaded=self.offloaded(config),
                 resting=resting,
                 leaving=leaves * self.segments.streamed_block,
             )
@@ -105,9 +106,14 @@ class Pass:
             for place, numbers in self._blocks_at.items()
         }
 
-    def saved(self, offloaded: Shares) -> tuple[Floats, Floats]:
-        """(bytes that go to the host where saved tensors are offloaded, those of them that need not
-        come back)."""
+    def saved(self, config: Config) -> tuple[Floats, Floats]:
+        """(bytes of saved tensors that go to the host, those of them that need not come back)."""
+        value = config.activation_offload
+        if value not in self._saved:
+            self._saved[value] = self._saved_of(self.offloaded(config))
+        return self._saved[value]
+
+    def _saved_of(self, offloaded: Shares) -> tuple[Floats, Floats]:
         total = np.zeros_like(self.segments.parameters)
         newest = total
         for at, (run, repeats) in enumerate(self.schedule):
@@ -185,7 +191,7 @@ class Pass:
     def _copied(self, config: Config, adding: bool) -> dict[str, Floats]:
         """Bytes that go to or come from the host during each phase."""
         none = np.zeros_like(self.segments.parameters)
-        moved, resident = self.saved(self.offloaded(config))
+        moved, resident = self.saved(config)
         streamed = self.segments.streamed * share_streamed(config, self.segments)
         gradients = none
         if rest_on_host(config):
@@ -207,7 +213,7 @@ class Pass:
                 share = offloaded.get((at, number), 0.0)
                 moved = moved + share * repeats * segment.moved
 
-        nbytes, resident = self.saved(offloaded)
+        nbytes, resident = self.saved(config)
         returned = moved * (1 - resident / np.maximum(nbytes, 1))  # as if all were equally large
 
         share = share_streamed(config, self.segments)

@@ -107,7 +107,7 @@ def combined(
     added, _ = step_pass.memory(config, added=True)
     first = first - recomputed * saved
     added = added - recomputed * saved
-    moved, _ = step_pass.saved(step_pass.offloaded(config))
+    moved, _ = step_pass.saved(config)
     window = np.minimum(WINDOW, moved)
 
     # Gradients after a backward, and those of earlier micro-batches during one.
@@ -180,7 +180,7 @@ def _on_host(config: Config, step_pass: Pass, optimizer: OptimizerRow) -> Floats
         whole = segments.depth.whole
         total = total + segments.copied * ((whole + 1) / (whole - 2))
 
-    moved, _ = step_pass.saved(step_pass.offloaded(config))
+    moved, _ = step_pass.saved(config)
 
     return total + moved
 
