@@ -41,6 +41,7 @@ OFF = {
     "activation_offload": "none",
     "lora_rank": 0,
     "micro_batch_size": 1,
+    "optimizer_offload": "none",
     "parameter_offload": "none",
 }
 
