@@ -8,6 +8,7 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import Knob
 from autofit.core.layout import degrees, dp_degree
+from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
@@ -99,7 +100,8 @@ class Technique:
 
     def keeps_on_host(self, value: Value) -> bool:
         """Whether the value stores in host memory part of what a GPU trains."""
-        return value in self.host_values
+        some = SomeBlocks.of(value)
+        return (some.value if some else value) in self.host_values
 
     def pages(self, value: Value) -> bool:
         """Whether the value uses managed memory, which moves between GPU and host outside PyTorch's
@@ -113,6 +115,13 @@ class Technique:
     def fidelity(self, value: Value) -> int:
         """Breaks ties between equally fast configs: higher learns more faithfully."""
         return self.record.fidelity.get(value, 0)
+
+    def in_one_word(self, config: Config, workload: Workload) -> Value:
+        """The value of a knob that counts blocks: `full:32` of 32 blocks is `full`."""
+        value = config[self.name]
+        some = SomeBlocks.of(value)
+        blocks = workload.traits.blocks if workload.traits else 0
+        return some.canonical(blocks) if some else value
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         """Why this canonical config cannot run, with the remedy; None when it can."""

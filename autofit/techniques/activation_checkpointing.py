@@ -20,7 +20,6 @@ from torch.utils.checkpoint import (
 )
 
 from autofit.core.knobs.activation_checkpointing import BUDGET, KNOB, ways_of_blocks
-from autofit.core.some_blocks import SomeBlocks
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.layers import repeated_blocks
 
@@ -68,13 +67,7 @@ class ActivationCheckpointing(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block; one word where all blocks are alike."""
-        value = config[self.name]
-        if config.head_only:
-            return self.off
-
-        some = SomeBlocks.of(value)
-        blocks = workload.traits.blocks if workload.traits else 0
-        return some.canonical(blocks) if some else value
+        return self.off if config.head_only else self.in_one_word(config, workload)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])

@@ -25,12 +25,7 @@ class ActivationOffload(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """`none` where no gradient reaches a block; one word where all blocks are alike."""
-        if config.head_only:
-            return self.off
-
-        some = SomeBlocks.of(config[self.name])
-        blocks = workload.traits.blocks if workload.traits else 0
-        return some.canonical(blocks) if some else config[self.name]
+        return self.off if config.head_only else self.in_one_word(config, workload)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != self.off and hardware.device == "cpu":

@@ -48,9 +48,7 @@ class ParameterOffload(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """One word where all blocks are alike."""
-        some = SomeBlocks.of(config[self.name])
-        blocks = workload.traits.blocks if workload.traits else 0
-        return some.canonical(blocks) if some else config[self.name]
+        return self.in_one_word(config, workload)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:

@@ -136,6 +136,7 @@ def test_one_word_where_all_blocks_are_alike(value: str, canonical: str) -> None
     workload = dataclasses.replace(wide(), traits=dataclasses.replace(TRAITS, blocks=DEPTH))
     config = canonicalize(LORA | {"parameter_offload": value}, workload, CUDA)
     assert config.parameter_offload == canonical
+    assert TECHNIQUE.keeps_on_host(canonical) == (canonical != "none")
 
 
 @given(st.integers(1, 100), st.integers(0, 120))
