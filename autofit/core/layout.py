@@ -18,6 +18,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.knobs import KNOBS
 
 _DEGREES = tuple(knob for knob in KNOBS.values() if knob.degree)
+_INTERLEAVED_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,17 @@ def dp_degree(config: Mapping[str, Value], hardware: Hardware) -> int:
         message = f"{names} is {alike}, which does not divide {devices}"
         raise InputError(f"{message}.", "Choose degrees that divide them, or leave them out.")
     return hardware.world // alike
+
+
+def chunks_of(config: Config) -> int:
+    """How many rows of blocks each stage of a pipeline holds, with other stages' between them."""
+    return _INTERLEAVED_CHUNKS if config.pipeline_schedule == "interleaved" else 1
+
+
+def goes_in_rounds(micro_batches: int, stages: int) -> bool:
+    """Whether so many micro-batches go through chunks in rounds of as many each, at least one of
+    each stage; as PyTorch's interleaved schedule wants it."""
+    return micro_batches % max(1, micro_batches // stages) == 0
 
 
 def dividing(config: Mapping[str, Value], world: int, effective_batch: int) -> list[int]:

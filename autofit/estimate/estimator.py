@@ -7,7 +7,7 @@ from typing import Any
 
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, MIB, Hardware
-from autofit.core.layout import Layout
+from autofit.core.layout import Layout, chunks_of
 from autofit.core.workload import Workload
 from autofit.distributed.collectives import seconds as collective_seconds
 from autofit.estimate.allocator_events import reserved_for
@@ -222,13 +222,14 @@ def _times_of_stages(
         passing,
         micro_batches,
         str(traced.config.pipeline_schedule),
+        chunks_of(traced.config),
     )
     of_stages = [micro_batches * (stage.forward + stage.backward) for stage in stages]
     busy = sum(of_stages) / len(of_stages)
     seconds = (working + max(stage.update for stage in stages)) * factor
 
     slowest = stages[of_stages.index(max(of_stages))]
-    passed = 2 * micro_batches * max(passing)
+    passed = 2 * micro_batches * chunks_of(traced.config) * max(passing)
     bottleneck = "transfer" if passed > max(of_stages) else slowest.bottleneck
     needed = sum(_needed_flops(stage) / _peak(stage, rates) for stage in traced.stages)
     utilisation = needed * micro_batches / seconds / len(stages)

@@ -72,7 +72,7 @@ class _FakeRanks(Ranks):
         return own
 
 
-class _AskedRanks(Ranks):
+class _AskedRanks(_FakeRanks):
     """The same after the first micro-batch of a step, in which all was exchanged."""
 
     def asked(self, *numbers: float) -> Callable[[], list[tuple[float, ...]]]:

@@ -154,12 +154,13 @@ def shorten_again(model: nn.Module, depth: Depth) -> int:
     return depth.retained - depth.period
 
 
-def retain(model: nn.Module, start: int, stop: int) -> None:
-    """Remove all of the model's blocks but those from `start` to before `stop`."""
+def retain(model: nn.Module, numbers: Sequence[int]) -> None:
+    """Remove all of the model's blocks but those of these numbers."""
     container = _container(model)
     assert container is not None, "it is one row of blocks"
-    del container[stop:]
-    del container[:start]
+    for number in reversed(range(len(container))):
+        if number not in numbers:
+            del container[number]
 
 
 def _container(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:

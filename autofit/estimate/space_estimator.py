@@ -22,7 +22,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs.activation_checkpointing import BUDGET
-from autofit.core.layout import Layout
+from autofit.core.layout import Layout, chunks_of
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 from autofit.distributed.collectives import seconds as collective_seconds
@@ -403,15 +403,15 @@ class SpaceEstimator:
         passing = 2 * collective_seconds("send", passed, ranks, self._links)
         of_stages = np.array([step.micro + step.adding for step in steps])
         slowest = of_stages.max(axis=0)
+        chunks = chunks_of(config)
         return Step(
             accumulating=np.max([step.accumulating for step in steps], axis=0),
             at_once=np.max([step.at_once for step in steps], axis=0),
-            micro=slowest + passing,
+            micro=slowest + chunks * passing,
             # other stages work while the first and the last micro-batch are elsewhere
             update=np.max([step.update for step in steps], axis=0)
-            + of_stages.sum(axis=0)
-            - slowest
-            + (len(steps) - 1) * passing,
+            + (of_stages.sum(axis=0) - slowest) / chunks
+            + (len(steps) * chunks - 1) * passing,
             adding=0.0 * slowest,
             on_host=np.sum([step.on_host for step in steps], axis=0),
         )

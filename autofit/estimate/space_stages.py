@@ -7,9 +7,10 @@ has some of them, and what it holds is counted by its share of the weights.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from autofit.core.config import Config
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import KNOBS
-from autofit.core.layout import Layout
+from autofit.core.layout import Layout, chunks_of
 from autofit.core.workload import Workload
 from autofit.estimate.optimizer_state import Kind, Shapes
 from autofit.estimate.passes import Pass
@@ -107,7 +108,17 @@ class StageOfSpace:
     @property
     def count(self) -> int:
         """The number of stages."""
-        return len(self.plan.cuts) - 1
+        return self.plan.sizes.count
+
+    @cached_property
+    def blocks(self) -> list[int]:
+        """The numbers of this stage's blocks."""
+        return [
+            block
+            for chunk, (start, stop) in enumerate(pairwise(self.plan.cuts))
+            if chunk % self.count == self.number
+            for block in range(start, stop)
+        ]
 
     @property
     def is_last(self) -> bool:
@@ -125,17 +136,15 @@ class StageOfSpace:
         if len(blocks) != whole or len(back_blocks) != whole:
             return None
 
-        start = self.plan.cuts[self.number]
-        stop = self.plan.cuts[self.number + 1]
         schedule: Schedule = []
         if self.number == 0:
             schedule += ahead
 
-        schedule += _in_runs(blocks[start:stop])
+        schedule += _in_runs(blocks[number] for number in self.blocks)
         if self.is_last:
             schedule += [*behind, *back_ahead]
 
-        schedule += _in_runs(back_blocks[whole - stop : whole - start])
+        schedule += _in_runs(back_blocks[whole - 1 - number] for number in reversed(self.blocks))
         if self.number == 0:
             schedule += back_behind
 
@@ -149,9 +158,7 @@ class StageOfSpace:
     def _segments(self) -> Segments:
         """What this stage holds."""
         segments = self.whole.segments
-        start = self.plan.cuts[self.number]
-        stop = self.plan.cuts[self.number + 1]
-        share = (stop - start) / self.plan.cuts[-1]
+        share = len(self.blocks) / self.plan.cuts[-1]
 
         shapes = self._shapes(share)
         trained = _elements(shapes) / max(_elements(segments.shapes), 1)
@@ -162,7 +169,7 @@ class StageOfSpace:
 
         depth = segments.depth
         if depth is not None:
-            depth = replace(depth, whole=stop - start)
+            depth = replace(depth, whole=len(self.blocks))
 
         return replace(
             segments,
@@ -226,15 +233,16 @@ class StageOfSpace:
             resting={},
         )
 
-        under_way = micro_batches
+        chunks = chunks_of(config)
+        most = np.inf
         if config.pipeline_schedule == "1f1b":
-            under_way = np.minimum(
-                micro_batches,
-                self.count - self.number,
-            )
+            most = self.count - self.number
+        elif chunks > 1:  # of which each holds a part of a micro-batch
+            most = (chunks * self.count + self.count - 1 - 2 * self.number) / chunks
 
+        under_way = np.minimum(micro_batches, most)
         passed = self.plan.sizes.passed * samples * self.width
-        received = under_way * (self.number > 0)
+        received = under_way * (chunks - (self.number == 0))
         sent = (_GRADIENT_BUFFERS + 1) * (not self.is_last)
 
         return (under_way - 1) * held + (received + sent) * passed
@@ -261,7 +269,7 @@ def _around_blocks(schedule: Schedule) -> tuple[Schedule, list[Segment], Schedul
     return ahead, blocks, behind
 
 
-def _in_runs(blocks: list[Segment]) -> Schedule:
+def _in_runs(blocks: Iterable[Segment]) -> Schedule:
     """Blocks one after the other, equal ones in a row together."""
     schedule: Schedule = []
     for block in blocks:

@@ -3,11 +3,47 @@ how long a step takes in which stages wait for one another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
 
 from autofit.estimate.earlier_micro_batches import Turn, averages_last
 from autofit.estimate.recorder import Event
 from autofit.estimate.step_trace import Trace
 from autofit.training.pipeline import under_way_in
+
+
+@dataclass(frozen=True)
+class FollowedStage:
+    """A stage of a pipeline that is followed in a model of its blocks.
+
+    Attributes:
+        number: of the stage, from 0.
+        kept: the blocks of the whole model that are there: those of the stage, and one in place of
+            each row of others.
+        cuts: of the model of these.
+    """
+
+    number: int
+    kept: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cuts: Sequence[int], number: int, stages: int) -> Self:
+        """One of so many stages of a model with these cuts."""
+        kept: list[int] = []
+        found = [0]
+        stands_for_others = False
+        for chunk, (start, stop) in enumerate(pairwise(cuts)):
+            if chunk % stages == number:
+                kept += range(start, stop)
+                stands_for_others = False
+            elif not stands_for_others:
+                kept.append(start if kept else cuts[number] - 1)
+                stands_for_others = True
+
+            found.append(len(kept))
+
+        return cls(number, tuple(kept), tuple(found))
 
 
 @dataclass(frozen=True)
@@ -173,6 +209,7 @@ def seconds_of_schedule(
     passing: Sequence[float],
     micro_batches: int,
     schedule: str,
+    chunks: int = 1,
 ) -> float:
     """How long all micro-batches of a step take in a pipeline, whose stages wait for one another.
 
@@ -182,60 +219,86 @@ def seconds_of_schedule(
     Args:
         forward, backward: seconds of one micro-batch in each stage.
         passing: seconds that an activation or a gradient takes from each stage to the next.
-        schedule: "1f1b" or "gpipe".
+        schedule: "1f1b", "gpipe" or "interleaved".
+        chunks: rows of blocks that each stage holds, which take as long as one another.
     """
     stages = len(forward)
-    orders = [list(_order(stage, stages, micro_batches, schedule)) for stage in range(stages)]
-    ended: dict[tuple[str, int, int], float] = {}  # by what, stage and micro-batch
+    orders = [
+        list(order_of(stage, stages, micro_batches, schedule, chunks)) for stage in range(stages)
+    ]
+    ended: dict[tuple[str, int, int], float] = {}  # by what, chunk and micro-batch
     free = [0.0] * stages
     done = [0] * stages
+    from_stage = [*passing, max(passing, default=0.0)]
 
-    def ready(stage: int, what: str, number: int) -> float | None:
+    def ready(what: str, chunk: int, number: int) -> float | None:
         """When a micro-batch has what it needs; None where that is not known yet."""
         if what == "forward":
-            if stage == 0:
+            if chunk == 0:
                 return 0.0
 
-            before = ended.get((what, stage - 1, number))
-            return None if before is None else before + passing[stage - 1]
+            before = ended.get((what, chunk - 1, number))
+            return None if before is None else before + from_stage[(chunk - 1) % stages]
 
-        if stage == stages - 1:
-            return ended[("forward", stage, number)]
+        if chunk == stages * chunks - 1:
+            return ended[("forward", chunk, number)]
 
-        behind = ended.get((what, stage + 1, number))
-        return None if behind is None else behind + passing[stage]
+        behind = ended.get((what, chunk + 1, number))
+        return None if behind is None else behind + from_stage[chunk % stages]
 
     while any(count < len(order) for count, order in zip(done, orders, strict=True)):
         for stage, order in enumerate(orders):
             while done[stage] < len(order):
-                what, number = order[done[stage]]
-                start = ready(stage, what, number)
+                what, chunk, number = order[done[stage]]
+                start = ready(what, chunk, number)
                 if start is None:
                     break
 
-                took = forward[stage] if what == "forward" else backward[stage]
-                free[stage] = max(free[stage], start) + took
-                ended[(what, stage, number)] = free[stage]
+                of_stage = forward if what == "forward" else backward
+                free[stage] = max(free[stage], start) + of_stage[stage] / chunks
+                ended[(what, chunk, number)] = free[stage]
                 done[stage] += 1
 
     return max(free)
 
 
-def _order(
+def order_of(
     stage: int,
     stages: int,
     micro_batches: int,
     schedule: str,
-) -> Iterator[tuple[str, int]]:
-    """What a stage does, and of which micro-batch, one after the other."""
+    chunks: int = 1,
+) -> Iterator[tuple[str, int, int]]:
+    """What a stage does, in which chunk and of which micro-batch, one after the other."""
+    rounds = 1
     ahead = micro_batches
     if schedule == "1f1b" and micro_batches >= stages:
         ahead = under_way_in(stage, stages, micro_batches)
+    elif chunks > 1:
+        rounds = max(1, micro_batches // stages)
+        ahead = (chunks - 1) * (micro_batches // rounds) + 2 * (stages - 1 - stage) + 1
 
-    for number in range(ahead):
-        yield "forward", number
+    own = range(stage, stages * chunks, stages)
+    forwards = list(_in_rounds(own, micro_batches, rounds))
+    backwards = list(_in_rounds(own[::-1], micro_batches, rounds))
 
-    for number in range(micro_batches):
-        yield "backward", number
-        if number + ahead < micro_batches:
-            yield "forward", number + ahead
+    for each in forwards[:ahead]:
+        yield "forward", *each
+
+    for number, each in enumerate(backwards):
+        yield "backward", *each
+        if number + ahead < len(forwards):
+            yield "forward", *forwards[number + ahead]
+
+
+def _in_rounds(
+    chunks: Sequence[int],
+    micro_batches: int,
+    rounds: int,
+) -> Iterator[tuple[int, int]]:
+    """Chunks and micro-batches: those of a round go through all chunks before those of the next."""
+    each = micro_batches // rounds
+    for number in range(rounds):
+        for chunk in chunks:
+            for micro_batch in range(number * each, (number + 1) * each):
+                yield chunk, micro_batch

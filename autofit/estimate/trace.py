@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, describe_error
 from autofit.core.hardware import Hardware
-from autofit.core.layout import Layout
+from autofit.core.layout import Layout, chunks_of
 from autofit.core.some_blocks import SomeBlocks
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import has_rows, map_tensors, samples_of, split, tensors
@@ -49,7 +49,7 @@ from autofit.estimate.recorder import Event, Recorder
 from autofit.estimate.saved_activations import SavedTensors
 from autofit.estimate.shallow_model import Cut, SampledChunks, retain
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.stages import Moment, moments_of, with_others_under_way
+from autofit.estimate.stages import FollowedStage, Moment, moments_of, with_others_under_way
 from autofit.estimate.step_trace import Trace
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
@@ -63,6 +63,7 @@ from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 
 _MAKING = 0  # in place of the number of a storage
+_ROUNDS = 3  # of micro-batches through chunks, in the last of which all do what later ones do
 _CUTS = 2  # by which a deep model is tried to be told, the second as its blocks reach
 
 
@@ -102,6 +103,11 @@ def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole:
     skeleton = Skeleton.whole(workload, hardware)
     setup = fake_setup(workload, config, hardware, skeleton.model, Recorder(hardware))
     cuts = list(plan_of_stages(setup).cuts)
+
+    if chunks_of(config) > 1:
+        of_chunks = partial(_of_chunks, workload, config, hardware, cuts)
+        stages = [of_chunks(number) for number in range(Layout.of(config).pipeline)]
+        return replace(stages[0], stages=tuple(stages))
 
     micro_batches = config.gradient_accumulation_steps or 1
     count = len(cuts) - 1
@@ -147,24 +153,48 @@ def _of_stage(
     turn: Turn,
 ) -> Trace:
     """The trace of one micro-batch through one stage."""
-    start = cuts[stage]
-    stop = cuts[stage + 1]
-    is_first = stage == 0
-    is_last = stop == cuts[-1]
-
-    def skeleton() -> Skeleton:
-        """The blocks of the stage, and one of each neighbour."""
-        made = Skeleton.whole(workload, hardware)
-        retain(made.model, start - (not is_first), stop + (not is_last))
-        return made
-
+    followed = FollowedStage.of(cuts, stage, len(cuts) - 1)
+    skeleton = partial(_skeleton_of, followed, workload, hardware)
     if not whole:
-        found = _of_few_blocks(workload, config, hardware, skeleton, stage, turn=turn)
+        found = _of_few_blocks(workload, config, hardware, skeleton, followed, turn=turn)
         if found is not None:
             return found
     return trace_skeleton(
-        workload, config, hardware, skeleton(), between=True, stage=stage, turn=turn
+        workload, config, hardware, skeleton(), between=True, stage=followed, turn=turn
     )
+
+
+def _of_chunks(
+    workload: Workload,
+    config: Config,
+    hardware: Hardware,
+    cuts: list[int],
+    stage: int,
+) -> Trace:
+    """The trace of one micro-batch through all chunks of a stage; its `whole` is of the micro-batches
+    after which a step goes on as it does then."""
+    stages = Layout.of(config).pipeline
+    followed = FollowedStage.of(cuts, stage, stages)
+    follow = partial(trace_skeleton, workload, config, hardware, stage=followed)
+    one = follow(_skeleton_of(followed, workload, hardware), between=True)
+
+    micro_batches = config.gradient_accumulation_steps or 1
+    rounds = max(1, micro_batches // stages)
+    several = follow(
+        _skeleton_of(followed, workload, hardware),
+        turn=Turn.FIRST,
+        micro_batches=min(rounds, _ROUNDS) * (micro_batches // rounds),
+    )
+
+    return replace(one, whole=several, reserved={})
+
+
+def _skeleton_of(stage: FollowedStage, workload: Workload, hardware: Hardware) -> Skeleton:
+    """The blocks of a stage, and one in place of each row of others."""
+    made = Skeleton.whole(workload, hardware)
+    retain(made.model, stage.kept)
+
+    return made
 
 
 def _of_few_blocks(
@@ -172,7 +202,7 @@ def _of_few_blocks(
     config: Config,
     hardware: Hardware,
     skeleton: Callable[[], Skeleton],
-    stage: int | None = None,
+    stage: FollowedStage | None = None,
     *,
     turn: Turn = Turn.LATER,
 ) -> Trace | None:
@@ -255,8 +285,9 @@ def trace_skeleton(
     rows: int | None = None,
     whole_batch: int | None = None,
     between: bool = False,
-    stage: int | None = None,
+    stage: FollowedStage | None = None,
     turn: Turn = Turn.LATER,
+    micro_batches: int = 1,
 ) -> Trace:
     """Trace one step of a model, which is used up.
 
@@ -267,8 +298,10 @@ def trace_skeleton(
         whole_batch: the samples that this device sees in a step, for losses that need all at once;
             default: as the workload says.
         between: follow an evaluation and a saving, too.
-        stage: the skeleton has the blocks of this stage of a pipeline, and its neighbours.
+        stage: the skeleton has the blocks of this stage of a pipeline, and one in place of each
+            row of others.
         turn: of the micro-batch, where gradients accumulate.
+        micro_batches: that are followed, as a step goes through them.
 
     Raises:
         RefusedError: the config is impossible, or not for this model.
@@ -297,8 +330,9 @@ def trace_skeleton(
     try:
         # Blocks that a config compiles run as they are: the compiler would look into our modes.
         ranks.enter_context(torch.compiler.set_stance("force_eager"))
-        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder, stage or 0))
-        setup.tracing.is_stage = stage is not None
+        number = stage.number if stage else 0
+        setup.ranks = ranks.enter_context(fake_ranks(layout, recorder, number))
+        setup.tracing.cuts = stage.cuts if stage else ()
         adapt(setup, traced=True)
         # First imported among fake tensors, it would keep fake ones.
         import_module(technique_named("optimizer").package(canonical.optimizer))
@@ -313,7 +347,15 @@ def trace_skeleton(
 
             owners = _owners(setup)
             counted = without_gradients(setup, skeleton.depth if rows else None)
-            packed, reached = _step(setup, recorder, fake_mode, owners, counted, turn=turn)
+            packed, reached = _step(
+                setup,
+                recorder,
+                fake_mode,
+                owners,
+                counted,
+                turn=turn,
+                followed=micro_batches,
+            )
             followed = {}
             if between:
                 make = partial(_batch, setup, recorder, fake_mode)
@@ -438,18 +480,20 @@ def _step(
     counted: Sequence[tuple[nn.Module, int | None]],
     *,
     turn: Turn,
+    followed: int,
 ) -> tuple[bool, set[nn.Parameter]]:
     """Record a step; whether its batch is packed, and the parameters that its backward reaches.
 
     Args:
         counted: blocks that run without gradients, and whether each stands for others: FROZEN.
         turn: of the micro-batch, where gradients accumulate.
+        followed: how many micro-batches are.
     """
     blocks = repeated_blocks(setup.model)
     recorder.mark("state")
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
-    batch, *beside = _batch(setup, recorder, fake_mode)
+    batch, *beside = _batch(setup, recorder, fake_mode, followed)
     trained: list[nn.Parameter] = []
     if not setup.stepped_in_backward:
         trained = [parameter for _, parameter in setup.trainable()]
@@ -505,7 +549,7 @@ def _step(
             Pipeline(setup).prepare(batch)
             recorder.mark("state")
         recorder.phase = lambda: setup.progress.phase
-        if turn is not Turn.LATER and setup.config.data_parallel == "fsdp":
+        if turn is not Turn.LATER and followed == 1 and setup.config.data_parallel == "fsdp":
             # Those of all micro-batches, or none since another backward.
             forwards = 0 if turn is Turn.DRAIN else min(micro_batches, 2)
             hooks.enter_context(after_forwards(setup, forwards))
@@ -561,13 +605,14 @@ def _make_state(
     return made
 
 
-def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
-    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory.
+def _batch(setup: Setup, recorder: Recorder, fake_mode: Any, followed: int = 1) -> list[Any]:
+    """A micro-batch on the device, or so many; on a CPU the rest of the batch is in the same memory.
 
     Of a packed batch also the whole and the other micro-batches, which may be copies.
     """
     of_rank = setup.workload.effective_batch_size // setup.ranks.layout.dp_degree
-    samples = setup.micro_batch_size
+    several = followed * setup.micro_batch_size
+    samples = several
     if setup.hardware.device == "cpu":
         samples = of_rank
     with on_real_tensors():
@@ -575,8 +620,8 @@ def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
     if has_rows(whole, setup.workload.split):
-        return [samples_of(whole, 0, min(setup.micro_batch_size, samples))]
+        return [samples_of(whole, 0, min(several, samples))]
 
-    parts = list(split(whole, setup.micro_batch_size, setup.workload.split))
+    parts = list(split(whole, several, setup.workload.split))
     recorder.label(list(tensors(parts)), "inputs")
     return [*parts, whole]

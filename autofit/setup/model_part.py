@@ -1,9 +1,12 @@
 """ModelPart: what one stage of a pipeline holds of a model, and what stands in for the rest.
 
-The model's own code runs on every stage. Blocks of earlier stages give what was received from the
-stage before; at the first block of a later stage the forward ends. Weights outside blocks that
-this stage does not hold are zeros that take no memory where the code uses them before the blocks,
-and have no values where it must not use them.
+The model's own code runs on every stage. Earlier blocks give what was received from the stage
+before; at the first block of a later stage the forward ends. Weights outside blocks that this stage
+does not hold are zeros that take no memory where the code uses them before the blocks, and have no
+values where it must not use them.
+
+Under an interleaved schedule a stage holds several rows of blocks, its chunks, and other stages the
+rows between them: a micro-batch comes to it once for each.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +59,9 @@ class ModelPart:
     Attributes:
         blocks: the list of blocks in the model, with stand-ins for those of other stages.
         whole: all blocks, as they were before the model was cut.
-        cuts: the number of each stage's first block, and that of all blocks.
+        chunks: how many rows of blocks each stage holds.
+        cuts: the number of each chunk's first block, and that of all blocks. The chunks of all
+            stages take turns: stage 0 has the first one of each round.
         in_tuple: whether a block gives what it passes on as the first of a tuple.
         outside: every place of a weight outside blocks, and the stage that holds it.
         absent: places of such weights that other stages hold.
@@ -65,6 +70,7 @@ class ModelPart:
         tied: trained weights outside blocks that both the first and the last stage hold, and their
             names in the whole model.
         received: what the stage before gave for the running micro-batch.
+        start: the number of the running chunk's first block.
         passed: how many numbers are passed on, of one sample.
         passed_bytes: of what is passed on for each micro-batch.
         is_together: whether all stages are ready to train, and none has failed in a step: only then
@@ -76,6 +82,7 @@ class ModelPart:
     count: int
     blocks: nn.ModuleList | nn.Sequential
     whole: list[nn.Module]
+    chunks: int = 1
     cuts: list[int] = field(default_factory=list)
     in_tuple: bool = False
     outside: list[tuple[nn.Parameter, int]] = field(default_factory=list)
@@ -84,15 +91,29 @@ class ModelPart:
     buffers: set[str] = field(default_factory=set)
     tied: dict[nn.Parameter, str] = field(default_factory=dict)
     received: torch.Tensor | None = None
+    start: int = 0
     passed: int = 0
     passed_bytes: int = 0
     is_together: bool = False
     schedule: tuple[Any, Any] | None = None
 
     @property
-    def own(self) -> range:
-        """The numbers of this stage's blocks."""
-        return range(self.cuts[self.index], self.cuts[self.index + 1])
+    def all_chunks(self) -> int:
+        """The number of chunks, of all stages together."""
+        return self.count * self.chunks
+
+    @property
+    def own_chunks(self) -> range:
+        """The numbers of this stage's chunks."""
+        return range(self.index, self.all_chunks, self.count)
+
+    def blocks_of(self, chunk: int) -> range:
+        """The numbers of a chunk's blocks."""
+        return range(self.cuts[chunk], self.cuts[chunk + 1])
+
+    def holds(self, block: int) -> bool:
+        """Whether a block is this stage's."""
+        return any(block in self.blocks_of(chunk) for chunk in self.own_chunks)
 
     @property
     def is_first(self) -> bool:
@@ -109,6 +130,25 @@ class ModelPart:
         self.received = received
         for absent in self.absent:
             absent.show(absent.zeros)
+
+    @contextmanager
+    def only_chunk(self, chunk: int) -> Iterator[None]:
+        """Inside, a forward goes through one chunk's blocks alone."""
+        others = {
+            number: self.blocks[number]
+            for other in self.own_chunks
+            if other != chunk
+            for number in self.blocks_of(other)
+        }
+        for number, block in others.items():
+            self.blocks[number] = Elsewhere(number, block, self)
+
+        self.start = self.cuts[chunk]
+        try:
+            yield
+        finally:
+            for number, block in others.items():
+                self.blocks[number] = block
 
     def reach_blocks(self) -> None:
         """From here on no forward may use what only stands in for a weight."""
@@ -130,35 +170,32 @@ class ModelPart:
 
 
 class Elsewhere(nn.Module):
-    """A block of another stage."""
+    """A block of another chunk: gives what was received in place of an earlier one, and ends the
+    forward in place of a later one."""
 
     block: nn.Module
     part: ModelPart
 
-    def __init__(self, block: nn.Module, part: ModelPart) -> None:
+    def __init__(self, number: int, block: nn.Module, part: ModelPart) -> None:
         super().__init__()
-        # Not as a submodule: this device holds none of its weights.
+        self.number = number
+        # Not as submodules: another device holds its weights, or this one beside it.
         self.__dict__["block"] = block
         self.__dict__["part"] = part
 
-
-class Earlier(Elsewhere):
-    """A block of an earlier stage: gives what was received."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the stage before gave, as a block gives it."""
+        """What the stage before gave, as a block gives it.
+
+        Raises a StageEnd with what a later block would have been given.
+        """
         part = self.part
-        if part.blocks[0] is self:
+        if self.number >= part.start:
+            raise StageEnd(passed(args, kwargs))
+
+        if self.number == 0:
             part.reach_blocks()
+
         return (part.received,) if part.in_tuple else part.received
-
-
-class Later(Elsewhere):
-    """A block of a later stage, where the forward ends."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise a StageEnd with what the block would have been given."""
-        raise StageEnd(passed(args, kwargs))
 
 
 def forward_alone(model: nn.Module, part: ModelPart | None, forward: Callable[[], Any]) -> Any:
@@ -173,9 +210,12 @@ def forward_alone(model: nn.Module, part: ModelPart | None, forward: Callable[[]
     if not part.is_first:
         generator = torch.Generator(received.device).manual_seed(0)
         received = torch.empty_like(received).normal_(generator=generator)
+
+    chunk = part.own_chunks[-1 if part.is_last else 0]
     part.begin(received)
     try:
-        return forward()
+        with part.only_chunk(chunk):
+            return forward()
     except StageEnd as end:
         return end_of_forward(model, end.hidden)
 

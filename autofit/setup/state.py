@@ -4,7 +4,7 @@ Techniques write into it what they decided, and put in what is to run in each st
 `autofit.training.strategy` runs it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,9 +88,9 @@ class Tracing:
     is_sampled: bool = False  # whether its blocks stand for those of a deeper model
     # The samples of the batch of which one micro-batch is traced, where its loss needs all at once.
     whole_batch: int | None = None
-    # Whether the model has the blocks of one stage of a pipeline, and one more at each side where
-    # other stages follow, instead of all.
-    is_stage: bool = False
+    # Where the model has the blocks of one stage of a pipeline alone, and one in place of each row
+    # of others: its cuts, before most of the stage's blocks were left out as well.
+    cuts: Sequence[int] = ()
     slices: Slices | None = None  # replaces the chunks of a loss, where not all are wanted
     # Marks a tensor as the host's, since fake tensors are all on one device.
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None

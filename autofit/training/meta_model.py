@@ -167,7 +167,7 @@ def _weights_elsewhere(setup: Setup) -> dict[nn.Module, list[tuple[str, nn.Param
         found.setdefault(absent.module, []).append((absent.name, absent.weight))
 
     for number, block in enumerate(part.whole):
-        if number not in part.own:
+        if not part.holds(number):
             found[part.blocks[number]] = list(block.named_parameters())
 
     return found

@@ -4,15 +4,24 @@ All stages read the same samples; each runs the model's code on every micro-batc
 stage before gave to its own last block. The last stage has the loss, weighted as on one device.
 """
 
+import re
+from collections import deque
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from autofit.core.errors import RefusedError
+from autofit.core.layout import goes_in_rounds
 from autofit.data.batch import split, tensors
 from autofit.data.counts import weight_of
 from autofit.setup import Setup
@@ -66,7 +75,7 @@ class Pipeline(DataParallel):
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
         value = loss.double()  # in one format on all stages, whatever the loss is in
-        torch.distributed.all_reduce(value, group=mesh.get_group("pipeline"))
+        dist.all_reduce(value, group=mesh.get_group("pipeline"))
 
         return float(value)
 
@@ -144,12 +153,13 @@ class Pipeline(DataParallel):
         part = setup.part
         assert part is not None, "only cut models have this strategy"
 
-        schedule = self._schedule_for(slices, forward_only)
-        stage = schedule._stage
-        stage.clear_runtime_states()
-        stage.submod.slices = slices
-        stage.is_last_run = is_last
-        stage.outputs.clear()
+        slices = slices + [(slices[-1][0], 0.0)] * self._missing(len(slices))
+        schedule, stages = self._schedule_for(slices, forward_only)
+        for stage in stages:
+            stage.clear_runtime_states()
+            stage.submod.slices = slices
+            stage.is_last_run = is_last
+            stage.outputs.clear()
 
         numbers = [{"number": number} for number in range(len(slices))]
         first = [(torch.zeros((), device=setup.device),)] * len(slices)
@@ -162,6 +172,7 @@ class Pipeline(DataParallel):
                 losses=None if forward_only else losses,
                 return_outputs=False,
             )
+            stages[0].await_sent(0)
         except RuntimeError as error:
             # with its own kind, by which it is told
             if _FAILED in str(error) and error.__cause__ is not None:
@@ -169,68 +180,149 @@ class Pipeline(DataParallel):
 
             raise
         finally:
-            stage.submod.slices = []
+            for stage in stages:
+                stage.submod.slices = []
+                stage.sent.clear()
+
             part.received = None
 
         if forward_only and part.is_last:
-            losses = stage.outputs
+            losses = stages[-1].outputs
         if not losses:
             return torch.zeros((), device=setup.device)
 
         total = torch.stack([loss.detach() for loss in losses]).sum()
-        stage.outputs.clear()
+        stages[-1].outputs.clear()
 
         return total
 
-    def prepare(self, micro_batch: Any) -> None:
-        """Make what a step of one such micro-batch exchanges through, before it."""
-        with self.setup.step_context():
-            self._schedule_for([(micro_batch, 1.0)], forward_only=False)
+    def _missing(self, micro_batches: int) -> int:
+        """How many micro-batches, which count nothing, make so many a number that goes through."""
+        part = self.setup.part
+        assert part is not None, "only cut models have this strategy"
+        missing = 0
+        if part.chunks > 1:
+            while not goes_in_rounds(micro_batches + missing, part.count):
+                missing += 1
 
-    def _schedule_for(self, slices: list[Slice], forward_only: bool) -> Any:
-        """The schedule for such micro-batches, the last one's where it was made for the same."""
+        return missing
+
+    def prepare(self, batch: Any) -> None:
+        """Make what a step of such a batch exchanges through, before it."""
+        setup = self.setup
+        micro_batches = split(batch, setup.micro_batch_size, setup.workload.split)
+        with setup.step_context():
+            self._schedule_for([(each, 1.0) for each in micro_batches], forward_only=False)
+
+    def _schedule_for(
+        self,
+        slices: list[Slice],
+        forward_only: bool,
+    ) -> tuple[Any, list["_Stage"]]:
+        """The schedule for such micro-batches, the last one's where it was made for the same; and
+        what it goes through on this device."""
         setup = self.setup
         part = setup.part
         assert part is not None, "only cut models have this strategy"
         first = on_device(setup, slices[0][0])
         key: Hashable = (_shapes_of(first), len(slices), forward_only)
+        made: tuple[Any, list[_Stage]]
         if part.schedule is not None and part.schedule[0] == key:
-            return part.schedule[1]
+            made = part.schedule[1]
+            return made
 
         part.schedule = None  # its buffers are freed before there are others
-        kind: Any = ScheduleGPipe
-        if setup.config.pipeline_schedule == "1f1b" and len(slices) >= part.count:
-            kind = Schedule1F1B
-
-        under_way = len(slices)
-        if kind is Schedule1F1B:
-            under_way = under_way_in(
-                part.index,
-                part.count,
-                len(slices),
-            )
-
         hidden = _hidden_of(setup, part, first)
         part.passed_bytes = hidden.nbytes
-        stage = _Stage(
-            setup,
-            part,
-            hidden,
-            1 if forward_only else under_way,
-        )
-        stage.has_backward = not forward_only
-        loss_of = None if forward_only else _same
+        make = _in_chunks if part.chunks > 1 else _in_one_row
+        made = make(setup, part, hidden, len(slices), forward_only)
+        part.schedule = (key, made)
 
-        schedule = kind(
-            stage,
-            len(slices),
-            loss_fn=loss_of,
-            scale_grads=False,
-        )
-        schedule._initialize_stage((), {})  # which makes the buffers
-        part.schedule = (key, schedule)
+        return made
 
-        return schedule
+
+def _in_one_row(
+    setup: Setup,
+    part: ModelPart,
+    hidden: torch.Tensor,
+    micro_batches: int,
+    forward_only: bool,
+) -> tuple[Any, list["_Stage"]]:
+    """The schedule of a stage that holds one row of blocks."""
+    kind: Any = ScheduleGPipe
+    under_way = micro_batches
+    if setup.config.pipeline_schedule == "1f1b" and micro_batches >= part.count:
+        kind = Schedule1F1B
+        under_way = under_way_in(
+            part.index,
+            part.count,
+            micro_batches,
+        )
+
+    stage = _Stage(setup, part, part.index, hidden)
+    stage.under_way = 1 if forward_only else under_way
+    stage.has_backward = not forward_only
+
+    schedule = kind(
+        stage,
+        micro_batches,
+        loss_fn=None if forward_only else _same,
+        scale_grads=False,
+    )
+    schedule._initialize_stage((), {})  # which makes the buffers
+
+    return schedule, [stage]
+
+
+def _in_chunks(
+    setup: Setup,
+    part: ModelPart,
+    hidden: torch.Tensor,
+    micro_batches: int,
+    forward_only: bool,
+) -> tuple[Any, list["_Stage"]]:
+    """The schedule of a stage that holds several rows of blocks, each a stage of PyTorch's."""
+    sent: deque[_Sent] = deque()
+    chunks = []
+    for number in part.own_chunks:
+        chunk = _Chunk(setup, part, number, hidden)
+        chunk.has_backward = not forward_only
+        chunk.sent = sent
+        chunks.append(chunk)
+
+    schedule = ScheduleInterleaved1F1B(
+        chunks,
+        micro_batches,
+        loss_fn=None if forward_only else _same,
+        scale_grads=False,
+    )
+    actions = [str(action) for action in schedule.pipeline_order_with_comms[part.index]]
+    for chunk in chunks:
+        of_chunk = partial(_most_between, actions, chunk.stage_index)
+        chunk.under_way = of_chunk("RECV_F", "F" if forward_only else "B")
+        chunk.gradients = of_chunk("RECV_B", "B")
+
+    schedule._initialize_stages((), {})  # which makes the buffers
+
+    return schedule, list(chunks)
+
+
+def _most_between(actions: list[str], chunk: int, begin: str, end: str) -> int:
+    """Of how many micro-batches a chunk has begun something and not ended, at most; 1 for none.
+
+    Args:
+        actions: as PyTorch's schedules write them: "2F5" is the forward of micro-batch 5 in chunk 2.
+    """
+    most = 1
+    now = 0
+    for action in actions:
+        if re.fullmatch(f"{chunk}{begin}[0-9]+", action):
+            now += 1
+            most = max(most, now)
+        elif re.fullmatch(f"{chunk}{end}[0-9]+", action):
+            now -= 1
+
+    return most
 
 
 def under_way_in(stage: int, stages: int, micro_batches: int) -> int:
@@ -259,11 +351,18 @@ def _hidden_of(setup: Setup, part: ModelPart, batch: Any) -> torch.Tensor:
 
 
 class _Forward(nn.Module):
-    """The forward of a micro-batch by its number, on one stage."""
+    """The forward of a micro-batch by its number, through one chunk of blocks."""
 
-    def __init__(self, setup: Setup, part: ModelPart, hidden: torch.Tensor) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        part: ModelPart,
+        chunk: int,
+        hidden: torch.Tensor,
+    ) -> None:
         super().__init__()
         self.slices: list[Slice] = []
+        self.chunk = chunk
         self.__dict__["setup"] = setup
         self.__dict__["part"] = part
         self.__dict__["hidden"] = hidden
@@ -275,14 +374,14 @@ class _Forward(nn.Module):
         micro_batch, weight = self.slices[number]
         setup.progress.phase = "forward"
 
-        part.begin(None if part.is_first else received)
+        part.begin(received if self.chunk else None)
         try:
-            with setup.forward_context():
+            with setup.forward_context(), part.only_chunk(self.chunk):
                 loss, _ = loss_and_count(setup, on_device(setup, micro_batch))
         except StageEnd as end:
             return self._passed_on(end_of_forward(setup.model, end.hidden))
 
-        if not part.is_last:
+        if self.chunk != part.all_chunks - 1:
             raise AssertionError("a forward ends at the blocks of a later stage")
 
         _check_values(setup, loss)
@@ -311,29 +410,43 @@ def _check_values(setup: Any, made: torch.Tensor) -> None:
         raise refusal(setup, USES_ABSENT)
 
 
+# What was sent, and what tells that it has arrived.
+_Sent = tuple[Any, Any]
+_SENT = 2  # that may be on their way at once
+
+
 class _Stage(PipelineStage):  # type: ignore[misc]
     """A stage whose buffers are as many as micro-batches are under way in it.
 
     PyTorch's own has one for each micro-batch of the batch.
+
+    Attributes:
+        under_way: the buffers for what is received.
+        gradients: the buffers for gradients: one may still be on its way on when the next one
+            comes.
+        is_last_run: gradients are averaged over ranks after it.
+        outputs: of forwards alone.
+        sent: what was sent last.
     """
 
     def __init__(
         self,
         setup: Setup,
         part: ModelPart,
+        chunk: int,
         hidden: torch.Tensor,
-        under_way: int,
     ) -> None:
         scalar = torch.zeros((), device="meta")
-        given = scalar if part.is_first else hidden.clone().requires_grad_()
-        made = scalar if part.is_last else hidden.clone().requires_grad_()
+        is_last = chunk == part.all_chunks - 1
+        given = hidden.clone().requires_grad_() if chunk else scalar
+        made = scalar if is_last else hidden.clone().requires_grad_()
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
 
         super().__init__(
-            _Forward(setup, part, hidden),
-            part.index,
-            part.count,
+            _Forward(setup, part, chunk, hidden),
+            chunk,
+            part.all_chunks,
             setup.device,
             input_args=(given,),
             output_args=(made,),
@@ -341,9 +454,17 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         )
 
         self._setup = setup
-        self._under_way = under_way
+        self.under_way = 1
+        self.gradients = 2
         self.is_last_run = True
         self.outputs: list[torch.Tensor] = []
+        self.sent: deque[_Sent] = deque()
+
+    def await_sent(self, most: int) -> None:
+        """Wait until at most so much is on its way."""
+        while len(self.sent) > most:
+            work, _ = self.sent.popleft()
+            work.wait()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """As PyTorch's; a forward alone keeps its loss, and nothing for a backward."""
@@ -361,6 +482,9 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         """As PyTorch's, with gradients averaged over ranks in the last one of a step."""
+        if not self.has_backward:
+            return None
+
         self._setup.progress.phase = "backward"
         self._setup.exchange.sync_gradients(last_backward and self.is_last_run)
 
@@ -382,16 +506,37 @@ class _Stage(PipelineStage):  # type: ignore[misc]
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         """Buffers for what is received, used in turn."""
-        several = min(num_microbatches, self._under_way)
+        several = min(num_microbatches, self.under_way)
         super()._setup_forward_recv_info(several, has_backward)
         _repeat(self.args_recv_info, several, num_microbatches)
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        """Two buffers for gradients: one may still be on its way on when the next one comes."""
-        several = min(num_microbatches, 2)
+        """Buffers for gradients, used in turn."""
+        several = min(num_microbatches, self.gradients)
         super()._setup_backward_recv_info(several)
         _repeat(self.grad_recv_info, several, num_microbatches)
         self.chunks = num_microbatches
+
+
+class _Chunk(_Stage):
+    """One of several rows of blocks on a device. What it sends is kept until it has arrived, not
+    to the end of the step."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        """Nothing that PyTorch is to send: it is sent."""
+        return self._send(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        """Nothing that PyTorch is to send: it is sent."""
+        return self._send(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _send(self, operations: list[Any]) -> list[Any]:
+        self.await_sent(_SENT - 1)
+        if operations:
+            (work,) = dist.batch_isend_irecv(operations)
+            self.sent.append((work, operations[0].tensor))
+
+        return []
 
 
 def _repeat(infos: dict[int, Any], several: int, count: int) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -18,12 +17,12 @@ from torch import nn
 
 from autofit.core.config import Config
 from autofit.core.errors import RefusedError, pluralize
-from autofit.core.layout import Layout
+from autofit.core.layout import Layout, chunks_of
 from autofit.data.batch import few_samples, sample_count
 from autofit.distributed.ranks import group_of_ends
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
-from autofit.setup.model_part import Absent, Earlier, EndHere, Later, ModelPart, StageEnd, passed
+from autofit.setup.model_part import Absent, Elsewhere, EndHere, ModelPart, StageEnd, passed
 from autofit.setup.sharding import LOW_FORMATS
 from autofit.training import random_state
 from autofit.training.loss import loss_and_count
@@ -41,7 +40,7 @@ def cut_into_stages(setup: Setup) -> None:
     if setup.ranks.layout.pipeline == 1:
         return
 
-    if dist.get_backend() == "fake" and not setup.tracing.is_stage:
+    if dist.get_backend() == "fake" and not setup.tracing.cuts:
         raise RefusedError(
             "pipeline_parallel: one device cannot be measured in place of several stages, which "
             "wait for one another; measure on as many devices."
@@ -49,17 +48,18 @@ def cut_into_stages(setup: Setup) -> None:
 
     part, outside, used_before = _planned(setup)
     part.index = setup.ranks.stage_index
-    if setup.tracing.is_stage:
-        part.cuts = _cuts_of_stage(part)
+    if setup.tracing.cuts:
+        part.cuts = _without_left_out(setup.tracing.cuts, part)
     else:
         sizes = StageSizes.of(setup.model, part, outside, used_before)
         part.cuts = sizes.cuts(setup.config)
 
+    part.start = part.cuts[part.index]
     part.names = list(setup.model.state_dict())
     part.buffers = {name for name, _ in setup.model.named_buffers()}
     setup.part = part
 
-    if not setup.weights.are_random and not setup.tracing.is_stage:
+    if not setup.weights.are_random and not setup.tracing.cuts:
         _share_values(setup)
 
     _take_away(setup, part, outside, used_before)
@@ -113,10 +113,11 @@ def _planned(setup: Setup) -> tuple[ModelPart, list[Weight], set[nn.Module]]:
     scalars = [weight for weight in setup.model.parameters() if not weight.dim()]
     if setup.config.data_parallel == "fsdp" and any(weight.requires_grad for weight in scalars):
         raise refusal(setup, "trains a weight of one number, which no device can divide")
-    if len(blocks) < stages and not setup.tracing.is_stage:
+    chunks = chunks_of(setup.config)
+    if len(blocks) < stages * chunks and not setup.tracing.cuts:
         raise refusal(
             setup,
-            f"has {pluralize(len(blocks), 'repeated block')}, fewer than {stages} stages",
+            f"has {pluralize(len(blocks), 'repeated block')}, fewer than {stages * chunks} to divide",
         )
 
     part = ModelPart(
@@ -124,18 +125,18 @@ def _planned(setup: Setup) -> tuple[ModelPart, list[Weight], set[nn.Module]]:
         count=stages,
         blocks=blocks,
         whole=list(blocks),
+        chunks=chunks,
     )
 
     return part, outside, _used_before_blocks(setup, part, outside)
 
 
-def _cuts_of_stage(part: ModelPart) -> list[int]:
-    """The cuts of a model that has the blocks of one stage alone, and its neighbours."""
-    start = 0 if part.is_first else 1
-    stop = len(part.whole) - (0 if part.is_last else 1)
-    behind = [len(part.whole)] * (part.count - part.index - 1)
+def _without_left_out(cuts: Sequence[int], part: ModelPart) -> list[int]:
+    """The cuts of a model of which blocks of the followed stage were left out."""
+    left_out = cuts[-1] - len(part.whole)
+    start = cuts[part.index]
 
-    return [0] * part.index + [start, stop, *behind]
+    return [cut - left_out if cut > start else cut for cut in cuts]
 
 
 def _row_of_blocks(model: nn.Module) -> Any:
@@ -283,10 +284,8 @@ def _take_away(
 ) -> None:
     """Put stand-ins in place of what other stages hold, until the setup is closed."""
     for number, block in enumerate(part.whole):
-        if number < part.own.start:
-            part.blocks[number] = Earlier(block, part)
-        elif number >= part.own.stop:
-            part.blocks[number] = Later(block, part)
+        if not part.holds(number):
+            part.blocks[number] = Elsewhere(number, block, part)
 
     name_of = {weight: name for name, weight in setup.model.named_parameters()}
     stages: dict[nn.Parameter, set[int]] = {}
@@ -367,10 +366,10 @@ def _put_back(setup: Setup, part: ModelPart) -> None:
     if not part.is_together:  # all are as they were, or another stage does not answer
         return
 
-    for stage, (start, stop) in enumerate(pairwise(part.cuts)):
-        for block in part.whole[start:stop]:
-            for weight in block.parameters():
-                _fetch(setup, weight, stage)
+    for chunk in range(part.all_chunks):
+        for number in part.blocks_of(chunk):
+            for weight in part.whole[number].parameters():
+                _fetch(setup, weight, chunk % part.count)
 
     for weight, stage in part.outside:
         _fetch(setup, weight, stage)

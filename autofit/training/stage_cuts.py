@@ -11,6 +11,7 @@ from typing import Self
 from torch import nn
 
 from autofit.core.config import Config
+from autofit.core.layout import chunks_of
 from autofit.setup.model_part import ModelPart
 from autofit.setup.streamed_blocks import is_whole
 
@@ -105,6 +106,9 @@ class StageSizes:
         """
         work = [block.matrices for block in self.blocks]
         work[-1] += self.last.matrices
+        chunks = chunks_of(config)
+        if chunks > 1:  # each device has some of the first, and of the last
+            return balanced(work, self.count * chunks)
 
         blocks = [block.nbytes(config, in_block=True) for block in self.blocks]
         held = [0.0, *itertools.accumulate(blocks)]

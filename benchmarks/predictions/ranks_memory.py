@@ -1,7 +1,7 @@
 """Predicted against measured memory and collectives of ranks: `python -m benchmarks.ranks_memory`.
 
 A small Llama on 2 and 4 gloo ranks: 24 configs that divide weights, layers, tokens or samples, and
-24 with the stages of a pipeline, which need different memory. Then what it takes to predict one of
+28 with the stages of a pipeline, which need different memory. Then what it takes to predict one of
 8, 64 and 1,024 ranks. Five minutes on two cores.
 
 Measured is the peak of tensor storage in the third step of each rank, the smallest of three runs:
@@ -46,6 +46,7 @@ TENSOR = {"tensor_parallel": 2}
 TWO_STAGES = {"pipeline_parallel": 2}
 FOUR_STAGES = {"pipeline_parallel": 4}
 GPIPE = {"pipeline_schedule": "gpipe"}
+INTERLEAVED = {"pipeline_schedule": "interleaved"}
 
 LORA = {"lora_rank": 4}
 QLORA = LORA | {"quantization": "nf4", "precision": "bf16"}
@@ -100,11 +101,15 @@ CONFIGS: tuple[tuple[int, Knobs], ...] = (
     (2, TWO_STAGES | EACH | {"loss": "chunked"}),
     (2, TWO_STAGES | ONE | {"optimizer": "adamw-foreach", "attention": "eager"}),
     (2, TWO_STAGES | WHOLE | QLORA | GPIPE),
+    (2, TWO_STAGES | ONE | INTERLEAVED),
+    (2, TWO_STAGES | EACH | INTERLEAVED | QLORA | FULL),
     (4, TWO_STAGES | DDP | ONE),
     (4, TWO_STAGES | DDP | EACH | LORA),
     (4, TWO_STAGES | FSDP | ONE),
     (4, TWO_STAGES | FSDP | EACH | FULL | MIXED),
     (4, TWO_STAGES | FSDP | ONE | QLORA),
+    (4, TWO_STAGES | FSDP | ONE | INTERLEAVED | MIXED),
+    (4, TWO_STAGES | DDP | ONE | INTERLEAVED | LORA),
     (4, FOUR_STAGES | ONE),
     (4, FOUR_STAGES | EACH | GPIPE | MIXED),
 )

@@ -4,16 +4,18 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from autofit.core.layout import goes_in_rounds
 from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.earlier_micro_batches import Turn
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
-from autofit.estimate.stages import moments_of, seconds_of_schedule
+from autofit.estimate.stages import moments_of, order_of, seconds_of_schedule
 from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.hardware.tracker import StorageTracker
@@ -27,6 +29,7 @@ from tests.tiny import llama_workload
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 1}
 SHARDED = PIPELINE | {"data_parallel": "fsdp"}
 GPIPE = {"pipeline_schedule": "gpipe"}
+INTERLEAVED = {"pipeline_schedule": "interleaved"}
 FULL = {"activation_checkpointing": "full"}
 CASES: dict[int, list[dict[str, Any]]] = {
     2: [
@@ -35,10 +38,16 @@ CASES: dict[int, list[dict[str, Any]]] = {
         PIPELINE | FULL | {"precision": "bf16-mixed"},
         PIPELINE | {"lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
         PIPELINE | GPIPE | FULL,  # most in the second backward
+        PIPELINE | INTERLEAVED,
+        PIPELINE | INTERLEAVED | FULL | {"precision": "bf16-mixed"},
+        PIPELINE | INTERLEAVED | {"lora_rank": 4, "micro_batch_size": 2},
     ],
     4: [
         SHARDED,
         {"pipeline_parallel": 4, "micro_batch_size": 1},
+        SHARDED | INTERLEAVED,
+        SHARDED | INTERLEAVED | FULL | {"lora_rank": 4},
+        PIPELINE | INTERLEAVED | {"data_parallel": "ddp"},
         SHARDED | FULL | {"micro_batch_size": 2},  # no forward before the second backward
     ],
 }
@@ -122,7 +131,7 @@ def test_a_whole_space_agrees_with_traces() -> None:
     knobs = [
         PIPELINE | {"precision": "bf16", "micro_batch_size": samples} | more
         for samples in (1, 2)
-        for more in ({}, {"activation_checkpointing": "full"}, {"lora_rank": 4}, GPIPE)
+        for more in ({}, {"activation_checkpointing": "full"}, {"lora_rank": 4}, GPIPE, INTERLEAVED)
     ]
     configs = [canonicalize(one, given_here, cards) for one in knobs]
     rates = rates_for(cards)
@@ -143,17 +152,42 @@ TIMES = st.floats(0.1, 2.0)
 @given(
     st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=4),
     st.integers(1, 9),
-    st.sampled_from(["1f1b", "gpipe"]),
+    st.sampled_from(["1f1b", "gpipe", "interleaved"]),
 )
 def test_a_step_takes_as_long_as_its_slowest_stage_and_the_bubble(
     stages: list[tuple[float, float]], micro_batches: int, schedule: str
 ) -> None:
     forward, backward = zip(*stages, strict=True)
     passing = [0.0] * (len(stages) - 1)
-    seconds = seconds_of_schedule(forward, backward, passing, micro_batches, schedule)
+    chunks = 1
+    if schedule == "interleaved":
+        chunks = 2
+        assume(goes_in_rounds(micro_batches, len(stages)))
+
+    seconds = seconds_of_schedule(forward, backward, passing, micro_batches, schedule, chunks)
     both = [sum(times) for times in stages]
     assert seconds >= micro_batches * max(both) - 1e-9
     assert seconds <= (micro_batches + len(stages) - 1) * (max(forward) + max(backward)) + 1e-9
+
+
+@given(st.integers(1, 4), st.integers(1, 20), st.integers(2, 3))
+def test_chunks_are_gone_through_in_the_order_of_pytorch(
+    stages: int, micro_batches: int, chunks: int
+) -> None:
+    assume(goes_in_rounds(micro_batches, stages))
+    schedule = object.__new__(ScheduleInterleaved1F1B)
+    schedule.pp_group_size = stages
+    schedule.n_local_stages = chunks
+    schedule._n_microbatches = micro_batches
+    schedule.number_of_rounds = max(1, micro_batches // stages)
+    schedule.microbatches_per_round = micro_batches // schedule.number_of_rounds
+
+    letters = {"forward": "F", "backward": "B"}
+    for stage in range(stages):
+        own = order_of(stage, stages, micro_batches, "interleaved", chunks)
+        written = [f"{chunk}{letters[what]}{number}" for what, chunk, number in own]
+        actions = schedule._calculate_single_rank_operations(stage)
+        assert written == [str(action) for action in actions if action is not None]
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.data(), st.sampled_from(["1f1b", "gpipe"]))
@@ -176,3 +210,8 @@ def test_equal_stages_wait_for_the_bubble_alone(schedule: str) -> None:
     assert seconds == pytest.approx((16 + 3) * 3.0)
     passing = seconds_of_schedule([1.0] * 2, [2.0] * 2, [0.5], 1, schedule)
     assert passing == pytest.approx(6.0 + 2 * 0.5)
+
+
+def test_chunks_halve_the_bubble() -> None:
+    seconds = seconds_of_schedule([1.0] * 4, [2.0] * 4, [0.0] * 3, 16, "interleaved", 2)
+    assert seconds == pytest.approx((16 + 3 / 2) * 3.0)

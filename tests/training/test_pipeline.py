@@ -35,6 +35,7 @@ from tests.training.test_tensor_and_context_ranks import (
 )
 
 PIPELINE = {"pipeline_parallel": 2, "micro_batch_size": 3}
+INTERLEAVED = {"pipeline_schedule": "interleaved"}
 FSDP = {"data_parallel": "fsdp"}
 LORA = {"lora_rank": 4}
 FULL = {"activation_checkpointing": "full"}
@@ -43,6 +44,8 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
     2: {
         ("llama", "1f1b"): PIPELINE,
         ("llama", "gpipe"): PIPELINE | {"pipeline_schedule": "gpipe"},
+        ("deep", "interleaved"): PIPELINE | INTERLEAVED,
+        ("deep", "interleaved, checkpointed"): PIPELINE | INTERLEAVED | FULL | LORA,
         ("llama", "one micro-batch"): PIPELINE | {"micro_batch_size": 12},
         ("llama", "mixed"): PIPELINE | {"precision": "bf16-mixed"},
         ("llama", "adapters"): PIPELINE | LORA,
@@ -60,6 +63,9 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
         ("tied", "replicas"): PIPELINE | {"data_parallel": "ddp"},
         ("llama", "shards, mixed"): PIPELINE | FSDP | {"precision": "bf16-mixed"},
         ("llama", "shards of adapters"): PIPELINE | FSDP | LORA,
+        ("deep", "interleaved shards"): PIPELINE | INTERLEAVED | FSDP,
+        ("deep", "interleaved replicas"): PIPELINE | INTERLEAVED | {"data_parallel": "ddp"} | LORA,
+        ("deep", "interleaved shards of adapters"): PIPELINE | INTERLEAVED | FSDP | LORA,
         ("qwen3", "gathered weights stay"): PIPELINE | FULL | {"reshard_after_forward": False},
     },
 }

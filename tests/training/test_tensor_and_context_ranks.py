@@ -63,6 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "own code": SMALL
     # whose attention has a weight outside of layers
     | {"model_type": "doge", "keep_window_size": 64},
+    "deep": SMALL | {"model_type": "llama", "num_hidden_layers": 5, "tie_word_embeddings": True},
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}

@@ -241,7 +241,7 @@ def _dropout(request: Request) -> ToolKeys:
     return request.keys("lora_dropout", {}, "torchtitan's adapters have none")
 
 
-_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
 def _pipeline(request: Request) -> ToolKeys:
