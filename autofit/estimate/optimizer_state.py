@@ -19,7 +19,7 @@ from autofit.estimate.operators import Calls
 from autofit.estimate.peak import in_blocks
 from autofit.estimate.recorder import HOST, Recorder
 from autofit.estimate.roofline import Speed, working_seconds
-from autofit.estimate.trace import fake_setup
+from autofit.estimate.skeleton_trace import fake_setup
 from autofit.techniques import technique_named
 
 Kind = tuple[torch.Size, torch.dtype, bool]  # whether it is in a block

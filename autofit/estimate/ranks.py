@@ -22,8 +22,8 @@ from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.skeleton_trace import trace_skeleton
 from autofit.estimate.step_trace import Span, Trace
-from autofit.estimate.trace import trace_skeleton
 from autofit.hardware.catalogue import links_of
 
 

@@ -47,9 +47,9 @@ from autofit.estimate.schedules import as_traced, mixed, with_head
 from autofit.estimate.segments import Segments, segments_of
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
+from autofit.estimate.skeleton_trace import trace_skeleton
 from autofit.estimate.space_stages import StageOfSpace, StagePlans, without_stages
 from autofit.estimate.space_step import OptimizerRow, Step, Where, combined
-from autofit.estimate.trace import trace_skeleton
 from autofit.estimate.trace_keys import (
     group_key,
     group_of,

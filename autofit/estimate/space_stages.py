@@ -29,7 +29,7 @@ from autofit.estimate.scaling import Floats
 from autofit.estimate.schedules import Schedule, run_schedule
 from autofit.estimate.segments import Segment, Segments
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import fake_setup
+from autofit.estimate.skeleton_trace import fake_setup
 from autofit.estimate.trace_keys import pass_of
 from autofit.training.pipeline_cut import StagePlan, plan_of_stages
 

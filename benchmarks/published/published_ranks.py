@@ -28,7 +28,8 @@ from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace, trace_skeleton
+from autofit.estimate.skeleton_trace import trace_skeleton
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, tell, told

@@ -12,7 +12,8 @@ from autofit.estimate.figures import predict_all
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.skeleton import Skeleton
-from autofit.estimate.trace import trace, trace_skeleton
+from autofit.estimate.skeleton_trace import trace_skeleton
+from autofit.estimate.trace import trace
 from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize
 from autofit.training.build import build
