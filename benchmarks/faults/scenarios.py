@@ -60,7 +60,7 @@ LLAMA = {
 }
 LLAMA |= {
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
@@ -339,6 +339,13 @@ class Stages(Ranks):
     config = MappingProxyType({"pipeline_parallel": 2})
 
 
+class Chunks(Ranks):
+    """The same on two stages of two rows of blocks each."""
+
+    name = "chunks"
+    config = MappingProxyType({"pipeline_parallel": 2, "pipeline_schedule": "interleaved"})
+
+
 def hostile(canary: Path, rng: random.Random) -> bytes:
     """What would touch the canary if it were run: a pickle, YAML with a tag of Python's, a saved tensor."""
     command = f"touch {canary}"
@@ -539,6 +546,6 @@ class Pipelines(Training):
 
 
 SCENARIOS: tuple[type[Scenario], ...] = (
-    *(Search, Gang, Training, Ranks, Stages, Files),
+    *(Search, Gang, Training, Ranks, Stages, Chunks, Files),
     *(Data, Searches, Trainings, Pipelines),
 )
