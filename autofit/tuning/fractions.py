@@ -8,6 +8,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -192,15 +193,14 @@ class Fractions:
         below = max(too_large)
         above = min(small_enough)
         least = max(below + 1, LEVERS[series.knob].least)
-        between = [
-            self._between(series, known, below, above, number) for number in range(least, above)
-        ]
-        if not between:
+        numbers = range(least, above)
+        if not numbers:
             return None
 
-        at = bisect.bisect_left(between, True, key=fits)
+        row_of = partial(self._between, series, known, below, above)
+        at = bisect.bisect_left(numbers, True, key=lambda number: fits(row_of(number)))
 
-        return between[min(at, len(between) - 1)]
+        return row_of(numbers[min(at, len(numbers) - 1)])
 
     def _between(
         self,

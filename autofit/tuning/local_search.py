@@ -8,7 +8,7 @@ were seen anywhere. So only what may be better is predicted, by what its changes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
@@ -42,6 +42,11 @@ class Neighbours:
 
     knobs: Values
     constraints: Constraints
+    _known: dict[tuple[Config, tuple[Change, ...]], Config | None] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
 
     def changes(self, config: Config) -> list[Change]:
         """Every other value that a knob of the config may have."""
@@ -67,6 +72,13 @@ class Neighbours:
     def changed(self, config: Config, changes: Iterable[Change]) -> Config | None:
         """The config with some changes; None where that is refused, the same, or of another
         tier."""
+        key = (config, tuple(changes))
+        if key not in self._known:
+            self._known[key] = self._changed(*key)
+
+        return self._known[key]
+
+    def _changed(self, config: Config, changes: Iterable[Change]) -> Config | None:
         given: dict[str, Value] = {}
         for knob, values in self.knobs.items():
             # A value that is not listed was settled by other knobs, and may settle otherwise now.

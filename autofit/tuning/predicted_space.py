@@ -121,7 +121,7 @@ class SpaceSearch:
         self._upper_ends: dict[Config, float] = {}
         self._growths: dict[_Kind, dict[Config, float]] = {}
         self._expected_growths: dict[Config, float] = {}
-        self._untraceable: set[Config] = set()
+        self._answers: dict[Config, Followed | None] = {}  # None: it cannot be traced
         self._followed: dict[str, Followed] = {}
         self._close: dict[str, int] = {}
         self._begin = time.monotonic()
@@ -328,7 +328,7 @@ class SpaceSearch:
         return (1.0, float(on_device), self._value(row))
 
     def _fits(self, row: Row) -> bool:
-        if row.config in self._untraceable:
+        if row.config in self._answers and self._answers[row.config] is None:
             return False
         if row.config in self._upper_ends:
             return self._upper_ends[row.config] <= self._cap
@@ -375,12 +375,15 @@ class SpaceSearch:
         Kept is what surely fits, and the first of each tier that may.
         """
         begin = time.monotonic()
-        answers = list(self._workers.map(self.follow, by_tier.values()))
+        unknown = [config for config in by_tier.values() if config not in self._answers]
+        found = self._workers.map(self.follow, unknown)
+        self._answers |= zip(unknown, found, strict=True)
         self._following = max(self._following, time.monotonic() - begin)
-        self._progress.followed(len(by_tier))
-        for (name, config), answer in zip(by_tier.items(), answers, strict=True):
+        self._progress.followed(len(unknown))
+
+        for name, config in by_tier.items():
+            answer = self._answers[config]
             if answer is None:
-                self._untraceable.add(config)
                 continue
 
             estimate, _ = answer
