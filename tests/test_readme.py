@@ -208,7 +208,9 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.tuning.annotations.Annotator.on_devices", lambda *_: ())
     what_if = importlib.import_module("autofit.api.what_if")
     patch.setattr(
-        what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs))
+        what_if,
+        "predict_all",
+        lambda _, __, configs, **options: ([1.0] * len(configs), [1.0] * len(configs)),
     )
     patch.setattr(what_if, "what_helps", lambda *_: ())
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import autofit.report.html  # noqa: F401 - shows an Estimate in a notebook
 from autofit import techniques
 from autofit.core.budget import Budget
@@ -51,6 +53,7 @@ class Prediction:
 
     Attributes:
         operators: how many of the step were followed, which is how long others like it take.
+        processes: that predict what surrounds it, as of Workers.
     """
 
     workload: Workload
@@ -58,6 +61,7 @@ class Prediction:
     budget: Budget
     estimate: Estimate
     operators: int
+    processes: int | None = 1
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `autofit estimate --json`, in which the alternatives are still None."""
@@ -98,8 +102,19 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
     return predict(model, config, **options).estimate
 
 
-def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
-    """The estimate with what `what_if` needs to go on; takes the arguments of `estimate`."""
+def predict(
+    model: str | Workload,
+    config: ConfigSource = None,
+    *,
+    processes: int | None = 1,
+    **options: Any,
+) -> Prediction:
+    """The estimate with what `what_if` needs to go on; takes the arguments of `estimate`.
+
+    Args:
+        processes: as of Workers; 1 where this process has opened a GPU, which none forked from it
+            could use.
+    """
     for name in options:
         if name not in _OPTIONS:
             raise unknown("option", name, _OPTIONS)
@@ -113,7 +128,10 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
     budget = budget_for(checked, hardware)
     workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
-    traced = trace(workload, canonical, hardware)
+    if torch.cuda.is_initialized():
+        processes = 1
+
+    traced = trace(workload, canonical, hardware, processes=processes)
     predicted = estimate_on(traced, workload, hardware, budget)
 
     assert workload.traits is not None, "workload_of finds them"
@@ -129,6 +147,7 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
         budget,
         predicted,
         operators=len(traced.costs),
+        processes=processes,
     )
 
 

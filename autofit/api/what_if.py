@@ -165,7 +165,12 @@ def _estimates(prediction: Prediction, configs: Sequence[Config]) -> list[Estima
     that is so of all."""
     every = [prediction.estimate.config, *configs]
     try:
-        memory, seconds = predict_all(prediction.workload, prediction.hardware, every)
+        memory, seconds = predict_all(
+            prediction.workload,
+            prediction.hardware,
+            every,
+            processes=prediction.processes,
+        )
     except UntraceableError:
         return []
 

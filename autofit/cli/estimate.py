@@ -142,7 +142,16 @@ def estimate(
         return print_answer(cards, cards_table(cards), as_json)
 
     predict = heavy("autofit.api.estimate", "predict")
-    prediction = predict(model, config, devices=devices, **budget, **given)
+    # Nothing is measured of a named card, so that this process may be forked.
+    processes = None if named else 1
+    prediction = predict(
+        model,
+        config,
+        devices=devices,
+        processes=processes,
+        **budget,
+        **given,
+    )
     answer = prediction.to_dict()
     code = NothingFitsError.exit_code if answer["fits"] == "no" else 0
     if as_json:

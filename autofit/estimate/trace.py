@@ -17,6 +17,7 @@ from autofit.estimate.earlier_micro_batches import Turn
 from autofit.estimate.gradient_buckets import with_buckets
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import peak_of
+from autofit.estimate.processes import parallel_map
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.shallow_model import Cut, retain
 from autofit.estimate.skeleton import Skeleton
@@ -35,48 +36,73 @@ def trace(
     hardware: Hardware,
     *,
     whole: bool = False,
+    processes: int | None = 1,
 ) -> Trace:
     """Trace one step.
 
     Args:
         whole: follow every block, also where a few tell what all of them do.
+        processes: as of Workers; the stages of a pipeline are followed at the same time. Else than
+            with 1 this process may still be forked afterwards.
 
     Raises:
         RefusedError: the config is impossible, or not for this model.
         UntraceableError: the model's code needs values.
     """
     canonical = allowed(config, workload, hardware)
-    if Layout.of(canonical).pipeline > 1:
-        return _of_stages(workload, canonical, hardware, whole=whole)
+    count = Layout.of(canonical).pipeline
+    of_stage: Callable[[int], Trace]
+    if count > 1:
+        of_stage = _of_stages(workload, canonical, hardware, whole=whole)
+    else:
+        of_stage = partial(_whole_model, workload, canonical, hardware, whole)
 
+    with parallel_map(of_stage, processes) as each:
+        stages = each(range(count))
+
+    return stages[0] if count == 1 else replace(stages[0], stages=tuple(stages))
+
+
+def _whole_model(
+    workload: Workload,
+    config: Config,
+    hardware: Hardware,
+    whole: bool,
+    _: int,
+) -> Trace:
+    """The trace of a model without stages."""
     if not whole:
         skeleton = partial(Skeleton.whole, workload, hardware)
-        found = _of_few_blocks(workload, canonical, hardware, skeleton)
+        found = _of_few_blocks(workload, config, hardware, skeleton)
         if found is not None:
             return found
 
     return trace_skeleton(
-        workload, canonical, hardware, Skeleton.whole(workload, hardware), between=True
+        workload, config, hardware, Skeleton.whole(workload, hardware), between=True
     )
 
 
-def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole: bool) -> Trace:
-    """The trace of a pipeline: that of its first stage, with those of all stages."""
+def _of_stages(
+    workload: Workload,
+    config: Config,
+    hardware: Hardware,
+    *,
+    whole: bool,
+) -> Callable[[int], Trace]:
+    """What makes the trace of a pipeline's stage, by its number."""
     skeleton = Skeleton.whole(workload, hardware)
     setup = fake_setup(workload, config, hardware, skeleton.model, Recorder(hardware))
     cuts = list(plan_of_stages(setup).cuts)
 
     if chunks_of(config) > 1:
-        of_chunks = partial(_of_chunks, workload, config, hardware, cuts)
-        stages = [of_chunks(number) for number in range(Layout.of(config).pipeline)]
-        return replace(stages[0], stages=tuple(stages))
+        return partial(_of_chunks, workload, config, hardware, cuts)
 
     micro_batches = config.gradient_accumulation_steps or 1
     count = len(cuts) - 1
     gathers = config.data_parallel == "fsdp"
     traced: dict[tuple[bool, bool, int, Turn], Trace] = {}
 
-    def of_stage(stage: int, at: Moment) -> Trace:
+    def at_moment(stage: int, at: Moment) -> Trace:
         """The trace of a micro-batch beside others."""
         turn = at.turn
         if turn is Turn.DRAIN and not gathers:
@@ -90,18 +116,19 @@ def _of_stages(workload: Workload, config: Config, hardware: Hardware, *, whole:
 
         return with_others_under_way(traced[kind], stage, count, at, micro_batches)
 
-    stages = []
-    for stage in range(count):
+    def of_stage(stage: int) -> Trace:
+        """The trace at that moment at which the stage needs most."""
         moments = moments_of(
             stage,
             count,
             micro_batches,
             str(config.pipeline_schedule),
         )
-        found = [of_stage(stage, at) for at in moments]
-        stages.append(max(found, key=lambda trace: peak_of(trace, hardware).nbytes))
+        found = [at_moment(stage, at) for at in moments]
 
-    return replace(stages[0], stages=tuple(stages))
+        return max(found, key=lambda trace: peak_of(trace, hardware).nbytes)
+
+    return of_stage
 
 
 def _of_stage(

@@ -33,10 +33,12 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests ask the same of the estimator, which takes seconds."""
     ask = what_if.predict_all
 
-    def remembered(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> Any:
+    def remembered(
+        workload: Workload, hardware: Hardware, configs: Sequence[Config], **options: Any
+    ) -> Any:
         key = (workload.name, workload.sequence_length, hardware, tuple(configs))
         if key not in _known:
-            _known[key] = ask(workload, hardware, configs)
+            _known[key] = ask(workload, hardware, configs, **options)
         return _known[key]
 
     monkeypatch.setattr(what_if, "predict_all", remembered)
@@ -59,7 +61,7 @@ def within(prediction: Prediction, nbytes: int) -> Prediction:
 
 
 def alternating(
-    _: object, __: object, configs: Sequence[Config]
+    _: object, __: object, configs: Sequence[Config], **options: Any
 ) -> tuple[list[float], list[float]]:
     """One byte, then three, in one second and then two: predictions that take no time."""
     return [1.0 + 2 * (index % 2) for index in range(len(configs))], [
@@ -151,13 +153,15 @@ def test_a_speed_that_is_not_known_is_not_made_up(prediction: Prediction) -> Non
 def test_where_a_space_cannot_be_predicted_nothing_is_said_of_it(
     prediction: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **options: Any) -> None:
         raise UntraceableError("no primes are left")
 
     monkeypatch.setattr(what_if, "predict_all", fails)
     assert what_if.what_if(prediction)["alternatives"] == []
     unknown = [math.nan] * 1000
-    monkeypatch.setattr(what_if, "predict_all", lambda *asked: (unknown[: len(asked[2])],) * 2)
+    monkeypatch.setattr(
+        what_if, "predict_all", lambda *asked, **options: (unknown[: len(asked[2])],) * 2
+    )
     assert what_if.what_if(prediction)["alternatives"] == []
 
 

@@ -94,7 +94,7 @@ def test_an_estimate_for_several_devices(run: Run) -> None:
 @pytest.mark.usefixtures("here")
 def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def growing(
-        _: object, __: object, configs: Sequence[object]
+        _: object, __: object, configs: Sequence[object], **options: object
     ) -> tuple[list[float], list[float]]:
         return [1.0 + 0.1 * place for place in range(len(configs))], [1.0] * len(configs)
 

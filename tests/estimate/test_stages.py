@@ -106,6 +106,16 @@ def test_few_blocks_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert peak_of(few, hardware(2)).nbytes == peak_of(each, hardware(2)).nbytes
 
 
+def test_stages_that_are_followed_at_the_same_time_need_the_same() -> None:
+    alone = trace(workload(), PIPELINE, hardware(2))
+    together = trace(workload(), PIPELINE, hardware(2), processes=2)
+    for one, other in zip(alone.stages, together.stages, strict=True):
+        assert one.whole is not None
+        assert other.whole is not None
+        assert one.whole.events == other.whole.events
+        assert one.costs == other.costs
+
+
 def test_of_streamed_blocks_each_stage_has_two_on_its_device() -> None:
     sizes = {"num_hidden_layers": 10, "hidden_size": 512, "intermediate_size": 1024}
     given_here = llama_workload(4, 64, **sizes)
