@@ -25,6 +25,7 @@ class Case:
     versions: Mapping[str, str] = field(default_factory=dict)
     apart: bool = False  # packed samples do not see one another
     parts: tuple[str, ...] = ()  # what alone is trained, where not all of the model is
+    cuts: tuple[int, ...] = ()  # the first block of each stage, and the number of all
     asks_inputs: bool = False  # gradients flow back to what the embeddings give
     rounds: FakeQuantisation | None = None  # how linear layers do for quantised inference
 
@@ -48,6 +49,11 @@ class Case:
         """Whether weights are divided over several devices, which each block reaches as it is
         divided."""
         return self.config.data_parallel == "fsdp"
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether no device holds the whole model."""
+        return self.shards or self.layout.pipeline > 1
 
     @property
     def adapts_head(self) -> bool:

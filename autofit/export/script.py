@@ -107,6 +107,7 @@ def train_script(
     hardware: Hardware | Mapping[str, Any],
     changes: Sequence[str] = (),
     predicted: Mapping[str, Any] | None = None,
+    cuts: Sequence[int] = (),
 ) -> str | None:
     """The text of a train.py that runs `config` without autofit; None for a model that is not of
     transformers.
@@ -120,6 +121,7 @@ def train_script(
         hardware: where it was measured.
         changes: lines on what changing one knob did.
         predicted: Estimate.to_predicted(), where nothing was measured.
+        cuts: the first block of each stage of a pipeline, and the number of all.
 
     Raises:
         InputError: the script cannot express the config, or its batch sizes contradict.
@@ -177,6 +179,7 @@ def train_script(
         model_config=model_config,
         versions=versions,
         apart=apart,
+        cuts=tuple(cuts),
         parts=check_parts(source.get(PARTS, ())),
         asks_inputs=source.get(ASKS_INPUTS) is True,
         rounds=FakeQuantisation.of_source(source.get(ROUNDS)),
@@ -235,7 +238,7 @@ def train_script(
     made, optimizer = optimizer_lines(fragments, vectors=vectors)
     functions = [*fragments.functions, _build_model(task, fragments, case), *made]
     allocator = str(facts.get("allocator") or EXPANDABLE)
-    kind = kind_of_step(task, several=several, steps=steps)
+    kind = kind_of_step(task, layout, steps=steps)
     slots = {
         "title": docstring(textwrap.shorten(title, WIDTH - 6, placeholder=" ...")),
         "head": docstring(head),
@@ -263,6 +266,8 @@ def _beyond_script(
     """What of a training no script does, in words; None where nothing is in the way."""
     if Layout.of(config).world > 1 and task.script.loss:
         return f"{task.name} on several devices"
+    if Layout.of(config).pipeline > 1 and workload.get("packing") is not None:
+        return "samples of several lengths in the stages of a pipeline"
     if workload.get("packing") is False and config.precision == "fp8":
         return "padded samples in fp8: it fills up no rows"
     if source.get(SEES):
@@ -433,8 +438,8 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
 
     slots = {
         "held": fragments.held or "",
-        "place": "the host, to be divided" if case.shards else "its device",
-        "moved": "" if case.shards else ".to(DEVICE)",
+        "place": "the host, to be divided" if case.is_divided else "its device",
+        "moved": "" if case.is_divided else ".to(DEVICE)",
         "adapt": adapt,
         "random_weights": random_weights,
         "load_weights": call(f"model = {task.auto_class}.from_pretrained", given, indent=8),

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from autofit.core.layout import Layout
 from autofit.core.task import Task
 from autofit.export.fragments import Fragments
 from autofit.export.template import fill, template
 
+_RUN = "schedule.step(*first, number=numbers, target=numbers, losses=losses)"
 _LONG = 80  # a context and its comment, which are indented by up to three levels
 _MATRICES = (
     'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
@@ -73,9 +75,11 @@ def optimizer_lines(fragments: Fragments, *, vectors: bool) -> tuple[list[str], 
     return [function], ["optimizer = build_optimizer(model, args.lr)"]
 
 
-def kind_of_step(task: Task, *, several: bool, steps: int) -> str:
+def kind_of_step(task: Task, layout: Layout, *, steps: int) -> str:
     """Which of the templates `step_*` it is."""
-    if several:
+    if layout.pipeline > 1:
+        return "stages"
+    if layout.world > 1:
         return "ranks"
     if steps == 1:
         return "whole"
@@ -88,15 +92,15 @@ def kind_of_step(task: Task, *, several: bool, steps: int) -> str:
 def train_step(task: Task, fragments: Fragments, kind: str) -> str:
     """The function of one of the templates `step_*`."""
     name = "batch" if kind == "whole" else "micro"
-    averaged = kind == "ranks"
+    of_several = kind in ("ranks", "stages")
     if not fragments.loss:
         loss = f"model(**{name}{task.script.forward_arguments}).loss"
-    elif averaged:
+    elif kind == "ranks":
         loss = f"model({name})"
     else:
         loss = f"{fragments.loss}(model, {name})"
 
-    by_mean = averaged and not fragments.loss  # which is no number over nothing
+    by_mean = of_several and not fragments.loss  # which is no number over nothing
     if kind != "whole" and not by_mean:
         loss = f"share * {loss}"
     forward = [f"loss = {loss}"]
@@ -112,7 +116,7 @@ def train_step(task: Task, fragments: Fragments, kind: str) -> str:
 
     backward = "loss"
     comment = ""
-    if averaged:
+    if kind == "ranks":
         backward = "DEVICES * loss"
         comment = "  # gradients are averaged over the devices"
 
@@ -120,10 +124,12 @@ def train_step(task: Task, fragments: Fragments, kind: str) -> str:
     if fragments.scaler:
         backward = f"scaler.scale({backward})"
         update = ["scaler.step(optimizer)", "scaler.update()"]
-    elif averaged:
+    elif kind == "ranks":
         backward = f"({backward})"
 
-    lines += [f"{backward}.backward(){comment}"]
+    if kind != "stages":  # whose schedule calls it
+        lines += [f"{backward}.backward(){comment}"]
+
     holder = "optimizer"
     if fragments.stepped_parts:  # the gradients of whole weights are the model's
         holder = "model"
@@ -135,7 +141,8 @@ def train_step(task: Task, fragments: Fragments, kind: str) -> str:
         "valid": task.script.valid,
         "first": first,
         "before": within(fragments.forward, list(task.script.before_step)),
-        "compute": within(fragments.around_step, lines),
+        "compute": lines if kind == "stages" else within(fragments.around_step, lines),
+        "run": within(fragments.around_step, [_RUN]),
         "update": [] if fragments.stepped_in_backward else update,
     }
 

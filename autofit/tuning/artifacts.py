@@ -15,6 +15,7 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
+from autofit.estimate.space_stages import StagePlans
 from autofit.export.from_result import LayerNames, export_all
 from autofit.export.script import train_script
 from autofit.models import HuggingFaceModel
@@ -100,6 +101,7 @@ def _train_script(result: Result, workload: Workload, notify: Notify) -> str | N
         return None
     assert result.config is not None
     budget_gib = round(result.budget.device_bytes / GIB, 3)
+    plan = StagePlans(workload, result.hardware).of(result.config)
     try:
         return train_script(
             model=result.model,
@@ -111,6 +113,7 @@ def _train_script(result: Result, workload: Workload, notify: Notify) -> str | N
             predicted=result.predicted_best.to_predicted() if result.predicted_best else None,
             versions=result.versions,
             changes=single_changes(result),
+            cuts=plan.cuts if plan else (),
             hardware={**result.hardware.to_dict(), "budget_gib": budget_gib},
         )
     except InputError as error:

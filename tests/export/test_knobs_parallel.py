@@ -34,9 +34,12 @@ FSDP: dict[str, Any] = {
 FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none"}
 ZERO_2 = FSDP | {"reshard_after_forward": False}
 HSDP = FSDP | {"data_parallel_replicate": 2}
+STAGES: dict[str, Any] = {"pipeline_parallel": 2, "pipeline_schedule": "1f1b"}
+CUTS = {"cuts": (0, 1, 2)}
 # of the 4 samples of each of 2 ranks
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
 WHOLE = {"micro_batch_size": 4}
+IN_STAGES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
 NF4 = {"quantization": "nf4"} if NEW_ENOUGH else {}
 LR = 1e-3
@@ -68,7 +71,7 @@ def losses_on_ranks(count: int, script: str, *arguments: str | Path) -> list[flo
 
 def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
     """The knobs of a script that does the same on one device."""
-    rest = {name: value for name, value in knobs.items() if name not in HSDP}
+    rest = {name: value for name, value in knobs.items() if name not in HSDP | STAGES}
     return rest | {"micro_batch_size": 8, "gradient_accumulation_steps": 1}
 
 
@@ -89,6 +92,10 @@ def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
         ("causal-lm", {**FSDP, **SPLIT, "optimizer": "adamw-8bit"}, 2),
         ("gpt2", {**FSDP, **WHOLE, "optimizer_in_backward": True}, 2),
         ("masked-lm", {**FSDP, **SPLIT}, 2),
+        ("causal-lm", {**STAGES, **IN_STAGES}, 2),
+        ("gpt2", {**STAGES, **IN_STAGES}, 2),  # whose embedding is its head
+        ("causal-lm", {**STAGES, **IN_STAGES, **LORA, "activation_checkpointing": "full"}, 2),
+        ("causal-lm", {**STAGES, **IN_STAGES, "pipeline_schedule": "gpipe", "loss": "chunked"}, 2),
     ],
 )
 def test_losses_and_weights_are_those_of_one_device(
@@ -101,7 +108,10 @@ def test_losses_and_weights_are_those_of_one_device(
 ) -> None:
     task = "masked-lm" if kind == "masked-lm" else "causal-lm"
     weights = saved_weights(task, architectures[kind], tmp_path / "weights")
-    others = {"model_config": architectures[kind]}
+    others = {
+        "model_config": architectures[kind],
+        **(CUTS if STAGES.keys() <= knobs.keys() else {}),
+    }
     given: tuple[str | Path, ...] = (
         "--data",
         ALICE,
@@ -201,6 +211,26 @@ def test_what_it_cannot_do_is_refused_and_batch_sizes_are_of_each_device(emit: E
         emit(**FSDP, micro_batch_size=2, gradient_accumulation_steps=4)
 
 
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"pipeline_schedule": "interleaved"},
+        {"quantization": "nf4", **LORA},
+        {"data_parallel": "ddp", "data_parallel_replicate": 2, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_stages_that_it_has_no_lines_for_are_refused(emit: Emit, knobs: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="cannot express pipeline_parallel 2"):
+        emit("causal-lm", CUTS, **{**STAGES, **IN_STAGES, **knobs})
+
+
+def test_samples_of_several_lengths_do_not_go_through_stages(emit: Emit) -> None:
+    workload = {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8}
+    others = {"workload": workload | {"packing": False}, **CUTS}
+    with pytest.raises(InputError, match="samples of several lengths in the stages"):
+        emit("causal-lm", others, **STAGES, **IN_STAGES)
+
+
 @pytest.mark.parametrize("parallel", [DDP, FSDP, HSDP], ids=["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("name", ["full", "lora", "qlora", "compiled"])
 def test_a_script_is_clean_and_short(
@@ -232,6 +262,18 @@ def test_a_script_is_clean_and_short(
         {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None},
     )
     assert len(text.splitlines()) <= 200
+    assert_clean(text, tmp_path)
+
+
+@pytest.mark.parametrize("knobs", [{}, {**LORA, "activation_checkpointing": "full"}])
+def test_a_script_of_stages_is_clean(emit: Emit, tmp_path: Path, knobs: dict[str, Any]) -> None:
+    text = emit("causal-lm", CUTS, **STAGES, **IN_STAGES, **knobs)
+    assert "CUTS = (0, 1, 2)" in text
+    assert_clean(text, tmp_path)
+
+
+def assert_clean(text: str, tmp_path: Path) -> None:
+    """ruff finds nothing in a script."""
     (tmp_path / "train.py").write_text(text)
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
     checked = subprocess.run(

@@ -15,7 +15,7 @@ from autofit.export.knobs.blocks import activation_checkpointing, attention, com
 from autofit.export.knobs.lora import lora, lora_plus
 from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
-from autofit.export.knobs.parallel import data_parallel
+from autofit.export.knobs.parallel import data_parallel, pipeline_parallel
 from autofit.export.knobs.reference import reference
 from autofit.export.knobs.weights import head_only, precision, quantization
 
@@ -34,7 +34,7 @@ _ELSEWHERE = (
 )
 
 
-_WHOLE = ("tensor_parallel", "context_parallel", "pipeline_parallel")
+_WHOLE = ("tensor_parallel", "context_parallel")
 
 
 def _whole(knob: str, case: Case) -> Fragments | None:
@@ -61,5 +61,6 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "optimizer_in_backward": optimizer_in_backward,
     "compile": compiled,
     "data_parallel": data_parallel,
+    "pipeline_parallel": pipeline_parallel,
     **{knob: partial(_whole, knob) for knob in _WHOLE},
 }

@@ -1,5 +1,5 @@
-"""data_parallel, and the knobs that say how: several devices that train one model, a process
-each."""
+"""data_parallel, pipeline_parallel, and the knobs that say how: several devices that train one model,
+a process each."""
 
 from autofit.core.quoting import lines_of
 from autofit.export.fragments import Case, Fragments
@@ -18,6 +18,26 @@ def data_parallel(case: Case) -> Fragments | None:
     if value not in kinds:
         return None
 
+    common = _processes(case, _named(case))
+    seeded = Fragments(spread=("torch.manual_seed(args.seed + rank)  # for dropout",))
+    common = common.joined(seeded)
+
+    if case.config.loss != "standard":
+        bound = "model.forward = partial(causal_loss, model)"
+        own_loss = Fragments(
+            standard=("from functools import partial",),
+            spread=(f"{bound}  # so that it runs between the hooks below",),
+        )
+        common = common.joined(own_loss)
+
+    added = kinds[value](case)
+    if added is None:
+        return None
+    return common.joined(added)
+
+
+def _processes(case: Case, named: str) -> Fragments:
+    """What all processes do first, of which the first one tells."""
     backend = "gloo"
     devices: tuple[str, ...] = ()
     if case.device == "cuda":
@@ -32,26 +52,74 @@ def data_parallel(case: Case) -> Fragments | None:
         "if (rank := dist.get_rank()) > 0:",
         '    sys.stdout = open(os.devnull, "w")  # the first one tells',
     )
-    common = Fragments(
+    return Fragments(
         standard=("import sys",),
         imports=("import torch.distributed as dist",),
-        constants=(f"DEVICES = {case.layout.world}  # a process each; {_named(case)}",),
+        constants=(f"DEVICES = {case.layout.world}  # a process each; {named}",),
         start=start,
-        spread=("torch.manual_seed(args.seed + rank)  # for dropout",),
     )
 
-    if case.config.loss != "standard":
-        bound = "model.forward = partial(causal_loss, model)"
-        own_loss = Fragments(
-            standard=("from functools import partial",),
-            spread=(f"{bound}  # so that it runs between the hooks below",),
-        )
-        common = common.joined(own_loss)
 
-    added = kinds[value](case)
-    if added is None:
+# By schedule, the class of PyTorch's.
+_SCHEDULES = {"1f1b": "Schedule1F1B", "gpipe": "ScheduleGPipe"}
+
+
+def pipeline_parallel(case: Case) -> Fragments | None:
+    """The blocks of each stage; None where the script has no lines for what is beside them."""
+    config = case.config
+    stages = case.layout.pipeline
+    if stages == 1:
+        return Fragments()
+
+    schedule = str(config.pipeline_schedule)
+    steps = config.gradient_accumulation_steps or 1
+    kind = _SCHEDULES.get(schedule)
+    if steps < stages:
+        kind = "ScheduleGPipe"
+
+    is_plain = case.layout.world == stages and config.quantization in (None, "none")
+    if not case.cuts or kind is None or not is_plain or case.adapts_head:
         return None
-    return common.joined(added)
+
+    saved = "args.output"
+    if case.lora:
+        saved += ", save_embedding_layers=False"
+
+    cuts = ", ".join(map(str, case.cuts))
+    common = _processes(case, f"pipeline_parallel: {stages}")
+
+    return common.joined(
+        Fragments(
+            imports=(
+                BLOCK_CLASS,
+                import_from("torch.distributed.pipelining", "PipelineStage", kind),
+            ),
+            constants=(
+                f"CUTS = ({cuts})  # the first block of each stage, and the number of all",
+                "TRAINED = set()  # the names of the weights that this process trains",
+                "TIED = {}  # an embedding and a head of one weight, each with the group of both",
+                "WHOLE = []  # what the first process puts back before it saves",
+            ),
+            functions=(fill(template("stages"), {"schedule": schedule, "kind": kind}),),
+            spread=(
+                "model = cut(model)",
+                "stage = Stage(model)",
+                "schedule = schedule_of(stage)",
+            ),
+            gather=(
+                "own = {n: t.cpu() for n, t in model.state_dict().items() if n in TRAINED}",
+                "parts = [None] * DEVICES if rank == 0 else None",
+                "dist.gather_object(own, parts)",
+            ),
+            save=(
+                "for module, name, value in WHOLE:",
+                "    setattr(module, name, value)",
+                "for part in parts:",
+                "    model.load_state_dict(part, strict=False)",
+                f"model.save_pretrained({saved})",
+            ),
+        )
+    )
 
 
 def _named(case: Case) -> str:
