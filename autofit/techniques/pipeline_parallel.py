@@ -79,6 +79,8 @@ def _refused_beside(config: Config) -> str | None:
     layout = Layout.of(config)
     if layout.tensor > 1 or layout.context > 1:
         return "stages were not tried beside split layers or tokens; use tensor_parallel 1."
+    if config.head_only or config.lora_targets == "head":
+        return "only the last stage has a head, and the others nothing to train; use ddp."
     if config.optimizer_in_backward:
         return "a pipeline needs several micro-batches, and each backward would take a step."
     if config.precision == "fp16-mixed":

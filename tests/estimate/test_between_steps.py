@@ -14,6 +14,7 @@ from autofit.core.place import Place
 from autofit.distributed.group import joined
 from autofit.estimate.between_steps import EVALUATION, SAVING
 from autofit.estimate.peak import peaks_between_steps, rounded
+from autofit.estimate.skeleton_trace import trace_skeleton
 from autofit.estimate.trace import trace
 from autofit.hardware.tracker import StorageTracker
 from autofit.training import checkpoint
@@ -26,7 +27,7 @@ from tests.estimate.traced import AMPERE
 from tests.ranks import on_ranks
 from tests.tiny import CPU, MLP, llama_workload, mlp_workload
 
-steps_trace = sys.modules[trace.__module__]
+steps_trace = sys.modules[trace_skeleton.__module__]
 LORA = {"lora_rank": 4}
 CONFIGS: tuple[dict[str, Any], ...] = (
     {},

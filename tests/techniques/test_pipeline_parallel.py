@@ -78,6 +78,7 @@ def test_stages_that_do_not_divide_the_devices() -> None:
         ({}, replace(TRAITS, batch_norm=True), "BatchNorm before the blocks would see"),
         ({"tensor_parallel": 2}, TRAITS, "not tried beside split layers or tokens"),
         ({"precision": "fp16-mixed"}, TRAITS, "use bf16-mixed"),
+        ({"head_only": True}, TRAITS, "only the last stage has a head"),
     ],
 )
 def test_what_is_refused(knobs: dict[str, Any], traits: Traits, reason: str) -> None:
