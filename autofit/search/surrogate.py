@@ -19,7 +19,7 @@ import numpy as np
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.result import of_tier, tier
-from autofit.search.costs import Costs
+from autofit.search.costs import Costs, cheapest
 from autofit.search.drift import as_now, step_times
 from autofit.search.encoding import Configs, Encoding, KnobValues, Mask
 from autofit.search.gaussian_process import GaussianProcess, Mixture
@@ -413,6 +413,7 @@ class Surrogate:
     ) -> float:
         """The largest improvement that is expected of any config left, as a share of the best.
 
+        What is expected of a probe that costs so many times the cheapest counts by as much less.
         Infinity where nothing can be said, or none of the rivals fits.
         """
         if self._predictions is None or self.prediction_bias(measurements):
@@ -427,7 +428,10 @@ class Surrogate:
             return math.inf
         feasible = self.probability_feasible(measurements, self.pool)
         gain = merits.of(candidates).expected_improvement() * feasible[candidates]
-        return math.expm1(float(gain.max()))
+
+        cost = self.cost(measurements)[candidates]
+        dearness = np.maximum(1.0, cost / cheapest(measurements))
+        return math.expm1(float((gain / dearness).max()))
 
     def prediction_bias(self, measurements: Measurements) -> float:
         """How many times longer than predicted steps take; 0 where predictions do not mislead."""

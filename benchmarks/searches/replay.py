@@ -138,7 +138,12 @@ class RecordedTruth:
         options = SearchOptions(space=str(path), device=hardware.device)
         space = space_for(options, workload, hardware)
         constraints = techniques.constraints(workload, hardware)
-        configs = [row.config for row in table.rows]
+        # A table may be older than some knobs: null, where none of them was used, may mean 1 now.
+        rows = [
+            dataclasses.replace(row, config=constraints.canonical(row.config)) for row in table.rows
+        ]
+        table = dataclasses.replace(table, rows=rows)
+        configs = [row.config for row in rows]
         if set(space.configs(constraints)) != set(configs):
             raise SystemExit(
                 f"the table of {table.about['model']} is not of its space as it is now: record it again."

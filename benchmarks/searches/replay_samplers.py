@@ -1,6 +1,6 @@
 """The samplers that a replay compares: autofit's, Optuna's, and tools that search the micro-batch alone.
 
-`autofit-on` is autofit's search where it may not end by itself.
+`autofit-on` is autofit's search where it may not end by itself, `autofit-quick` the one of `--fast`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from autofit.search.prior_measurements import PriorMeasurement, prior_measuremen
 from autofit.search.ranking import BY_SPEED, Measurements, Ranking
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
-from autofit.search.verification import verify
+from autofit.search.verification import confirm, verify
+from autofit.tuning.measured import FAST_PROBES, FAST_TOLERANCE
 from benchmarks.record_table import Row
 
 _TOLERANCE = 0.03  # autofit's default
@@ -44,6 +45,7 @@ _SLOWER = 1.15  # on the day of what is known beforehand
 _ASKED = 50  # times as often as there are probes: samplers that know no rules propose the same config again and again
 ALL = "all"  # tiers
 _ASKED_SLOW = 3  # the same of a sampler that takes a second to propose one
+AGAIN = "seconds_again"  # of a probe, where the same config was measured before
 _POPULATION = 10  # of NSGA-II, whose default of 50 would be random over as few probes as these
 
 
@@ -92,8 +94,14 @@ class Problem:
 
         return best
 
-    def measure(self, config: Config, number: int, chance: random.Random) -> Measurement:
-        """One of the table's probes of a config, as a search with this budget would have seen it."""
+    def measure(
+        self, config: Config, number: int, chance: random.Random, *, again: bool = False
+    ) -> Measurement:
+        """One of the table's probes of a config, as a search with this budget would have seen it.
+
+        Args:
+            again: it was measured before, which may have left something that makes it sooner.
+        """
         row = self.rows[config]
         drawn = chance.choice([each for each in row.probes if each["step_seconds"]] or row.probes)
         begun = drawn["build_seconds"] + drawn["warmup_seconds"]
@@ -110,7 +118,7 @@ class Problem:
             step_seconds=steps,
             samples_per_second=self.samples / steps.median,
             peak_bytes=PeakBytes(row.peak_bytes or 0),
-            seconds=drawn["seconds"],
+            seconds=drawn.get(AGAIN, drawn["seconds"]) if again else drawn["seconds"],
         )
 
 
@@ -152,7 +160,7 @@ class Replay:
 
     def again(self, finalist: Measurement) -> Measurement:
         """Measure what was measured before."""
-        seen = self.problem.measure(finalist.config, finalist.number, self.chance)
+        seen = self.problem.measure(finalist.config, finalist.number, self.chance, again=True)
         self.finals.append(seen)
         self._spend(seen.seconds)
         rounds: verification.Rounds = {}
@@ -262,7 +270,14 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
         verify(found.measurements, found.posterior, run.again, run.problem.ranking)
 
 
-def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
+def _quickly(run: Replay, seed: int) -> None:
+    found = _explored(run, seed, FAST_TOLERANCE, FAST_PROBES)
+    confirm(found.measurements, found.posterior, run.again, run.problem.ranking)
+
+
+def _explored(
+    run: Replay, seed: int, tolerance: float | None, quick: int | None = None
+) -> SearchOutcome:
     problem, started = run.problem, []
 
     def concurrently(probe: Probe) -> Concurrency:
@@ -274,8 +289,12 @@ def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
         run.ended.append(started[0].now)
         run.leaders.append(best.config if best else None)
 
+    def probe(number: int, config: Config, best: float | None) -> Measurement:
+        again = any(seen.config == config for seen in run.seen)
+        return problem.measure(config, number, run.chance, again=again)
+
     asked = SearchProblem(
-        probe=lambda number, config, best: problem.measure(config, number, run.chance),
+        probe=probe,
         constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=finished,
@@ -284,7 +303,7 @@ def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
         concurrency=concurrently,
         ranking=problem.ranking,
     )
-    limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
+    limits = Limits(run.most, memory_bytes=problem.budget, tolerance=tolerance, quick=quick)
     found = search(problem.space, asked, limits=limits, seed=seed)
     run.bound = found.bound
     if found.surrogate:
@@ -395,10 +414,12 @@ def _halving(run: Replay, seed: int) -> None:
             return
 
 
-AUTOFIT = ("autofit", "autofit-on")  # those that can have several workers
+QUICK = "autofit-quick"
+AUTOFIT = ("autofit", "autofit-on", QUICK)  # those that can have several workers
 SAMPLERS: dict[str, Callable[[Replay, int], None]] = {
     "autofit": _autofit,
     "autofit-on": functools.partial(_autofit, tolerance=None),
+    QUICK: _quickly,
     "by-estimate": _by_estimate,
     "tpe": _optuna(_tpe),
     "tpe-filtered": _optuna(_tpe, filtered=True),

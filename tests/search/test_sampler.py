@@ -11,6 +11,7 @@ import pytest
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import tier
 from autofit.search.encoding import Encoding
 from autofit.search.predictions import Predictions
 from autofit.search.pruning import ruled_out
@@ -301,3 +302,41 @@ def test_a_config_whose_one_probe_was_probably_disturbed_is_measured_again(formu
     # A dear probe is believed.
     dear = [dataclasses.replace(slow[0], seconds=100.0), *slow[1:]]
     assert surrogate.doubtful(dear, 0.03) is None
+
+
+def test_of_tiers_that_were_seen_as_little_the_most_promising_one_comes_first(formula: Any) -> None:
+    problem = formula(3, share=0.999)
+    exact = predictions_of(problem, memory_off=lambda config: 1.0)
+    surrogate = sampler_of(problem, predictions=exact).surrogate
+    sampler = SurrogateSampler(surrogate, of_each_tier=2)
+
+    by_tier: dict[str, list[Config]] = {}
+    for config in sorted(problem.configs, key=problem.speed):
+        by_tier.setdefault(tier(config), []).append(config)
+    assert len(by_tier) > 1
+
+    slowest = [of_tier[0] for of_tier in by_tier.values()]
+    seen = [problem.probe(number, config) for number, config in enumerate(slowest)]
+    assert set(sampler.little_seen(seen).values()) == {1}
+    first = tier(sampler.choose(seen))
+    assert first == max(by_tier, key=lambda name: problem.speed(by_tier[name][-1]))
+
+
+def test_a_dear_probe_must_promise_as_much_more(formula: Any) -> None:
+    problem = formula(3, share=0.999)
+    exact = predictions_of(problem, memory_off=lambda config: 1.0)
+    sampler = sampler_of(problem, predictions=exact)
+    slowest = sorted(problem.configs, key=problem.speed)[:6]
+    probes = [problem.probe(number, config) for number, config in enumerate(slowest)]
+
+    def gain(seconds: Sequence[float]) -> float:
+        seen = [
+            dataclasses.replace(probe, seconds=its)
+            for probe, its in zip(probes, seconds, strict=True)
+        ]
+        return math.log1p(sampler.surrogate.expected_gain(seen, sampler.left(seen), seen))
+
+    cheap = gain([10.0] * 6)
+    assert cheap > 0.1
+    assert gain([0.0] * 6) >= cheap, "what they cost is unknown"
+    assert gain([1.0, *[10.0] * 5]) < cheap / 2, "another one is as dear as most of them were"

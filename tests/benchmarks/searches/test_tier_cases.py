@@ -40,8 +40,10 @@ class Disturbed(Problem):
 
     tiers: set[str] = field(default_factory=set)
 
-    def measure(self, config: Config, number: int, chance: Random) -> Measurement:
-        measurement = super().measure(config, number, chance)
+    def measure(
+        self, config: Config, number: int, chance: Random, *, again: bool = False
+    ) -> Measurement:
+        measurement = super().measure(config, number, chance, again=again)
         steps = measurement.step_seconds
         if steps is None or tier(config) in self.tiers:
             return measurement
