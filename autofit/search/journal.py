@@ -406,20 +406,11 @@ def check_resumable(journal: Journal, space: Mapping[str, Sequence[Any]]) -> Non
     _check_identity(held, replace(journal, identity=identity))
 
 
-def measured_between(path: Path, between: Mapping[str, Sequence[Any]]) -> list[Config]:
-    """The configs that a journal holds measurements of, and that have one of these values.
-
-    Each comes once; there are none where there is no file.
-    """
-    found: dict[Config, None] = {}
-    for record in _Found(path).checked:
-        measurement = _measurement(_held(record))
-        if measurement is None:
-            continue
-        config = measurement.config
-        if any(config.get(knob) in values for knob, values in between.items()):
-            found[config] = None
-    return list(found)
+def measured_configs(path: Path) -> list[Config]:
+    """The configs that a journal holds measurements of, each once; none where there is no file."""
+    held = map(_held, _Found(path).checked)
+    measurements = filter(None, map(_measurement, held))
+    return list(dict.fromkeys(measurement.config for measurement in measurements))
 
 
 def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:

@@ -24,7 +24,8 @@ class Predictions:
     Attributes:
         nbytes: of tensors.
         seconds: of a step.
-        between: configs that the space does not list, with numbers between two of its values.
+        between: configs beside those that were drawn or listed: around the best of them, or with
+            numbers between two of the space's values.
     """
 
     nbytes: Mapping[Config, float]

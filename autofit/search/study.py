@@ -30,7 +30,7 @@ from autofit.search.journal import (
     SPACE,
     Journal,
     identity_of_space,
-    measured_between,
+    measured_configs,
     open_study,
     record,
 )
@@ -208,10 +208,11 @@ def search(
     problem.on_started(size, refused)
 
     predictions = problem.predict(legal) if len(legal) > 1 else None
-    between = dict.fromkeys(predictions.between if predictions is not None else ())
+    others = dict.fromkeys(predictions.between if predictions is not None else ())
     if journal is not None:
-        between |= dict.fromkeys(measured_between(journal.path, problem.between))
-    legal = (*legal, *between)
+        others |= dict.fromkeys(measured_configs(journal.path))
+    drawn = set(legal)
+    legal = (*legal, *(config for config in others if config not in drawn))
     prior = _within(problem.prior_measurements, legal)
     possible = legal
     if predictions is not None and limits.memory_bytes is not None:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, ProbeError
@@ -13,11 +14,12 @@ from autofit.core.options import SearchOptions
 from autofit.estimate.figures import predict_all
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.probe import Executor
-from autofit.search.encoding import KnobValues
+from autofit.search.enumeration import MAX_CONFIGS
 from autofit.search.predictions import Predictions
-from autofit.tuning.context import Context
+from autofit.tuning.context import Context, ranking_for
 from autofit.tuning.fractions import may_fit_between, predict_between, values_between
 from autofit.tuning.narrowing import BytesAndSeconds, Row, Values
+from autofit.tuning.predicted_space import predict_drawn
 
 # For predicting a space, at most, and as a share of a time limit; else it is skipped.
 PREDICT_SECONDS = 300.0
@@ -33,8 +35,7 @@ class Forecast:
     Args:
         context: of the search.
         explorer: runs the children.
-        measured_between: the configs that a resumed search has measured with one of the values that
-            it is given.
+        measured: the configs that a resumed search has measured.
         seconds_left: for exploring.
     """
 
@@ -45,14 +46,14 @@ class Forecast:
         explorer: Executor,
         listener: Listener,
         *,
-        measured_between: Callable[[KnobValues], list[Config]],
+        measured: Callable[[], list[Config]],
         seconds_left: Callable[[], float],
     ) -> None:
         self._context = context
         self._options = options
         self._explorer = explorer
         self._listener = listener
-        self._measured_between = measured_between
+        self._measured = measured
         self._seconds_left = seconds_left
         self._last: tuple[Sequence[Config], BytesAndSeconds] | None = None
 
@@ -67,25 +68,29 @@ class Forecast:
             if known == configs:
                 return earlier
 
+        figures: BytesAndSeconds = self._run(predict_all, configs)
+        self._last = configs, figures
+        return figures
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function that predicts says of the workload in a child process."""
         timeout = self._timeout()
         context = self._context
         predict = functools.partial(
-            predict_all,
+            function,
             measuring=_FAST_MEASURING if self._options.fast else MEASURING_SECONDS,
             within=TRACE_SHARE * timeout,
             processes=None,
             host_bytes=context.budget.host_bytes,
         )
-        figures: BytesAndSeconds = self._explorer.run(
+        return self._explorer.run(
             predict,
             context.workload,
             context.hardware,
-            configs,
+            *arguments,
             log="estimate.log",
             timeout=timeout,
         )
-        self._last = configs, figures
-        return figures
 
     def predictions(self, configs: Sequence[Config], knobs: Values) -> Predictions | None:
         """Of all configs of a space; None where none can be predicted, which a search can do
@@ -95,8 +100,16 @@ class Forecast:
             knobs: the values of the space.
         """
         self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
+        around: list[Row] = []
         try:
-            nbytes, seconds = self.figures(configs)
+            if len(configs) < MAX_CONFIGS:
+                nbytes, seconds = self.figures(configs)
+            else:
+                objective = ranking_for(self._options).objective
+                likely_bytes = self._context.likely_bytes
+                (nbytes, seconds), around = self._run(
+                    predict_drawn, configs, knobs, likely_bytes, objective
+                )
         except (InputError, ProbeError) as error:
             self._listener(Note(f"prediction skipped: {error.message}"))
             return None
@@ -109,7 +122,7 @@ class Forecast:
             return None
 
         rows = list(map(Row, configs, nbytes, seconds))
-        between = self._between(rows, knobs)
+        between = [*around, *self._between([*rows, *around], knobs)]
         predicted = Predictions.of(*zip(*rows, *between, strict=True))
         return dataclasses.replace(predicted, between=tuple(row.config for row in between))
 
@@ -125,30 +138,17 @@ class Forecast:
         is known; none where there is no time to look."""
         context = self._context
         values = self.values_between(knobs)
-        known = self._measured_between(values)
+        known = [
+            config
+            for config in (self._measured() if values else ())
+            if any(config[knob] in its for knob, its in values.items())
+        ]
         worth = may_fit_between(rows, context.likely_bytes) if values else []
         if not worth and not known:
             return []
 
         try:
-            timeout = self._timeout()
-            predict = functools.partial(
-                predict_between,
-                within=TRACE_SHARE * timeout,
-                processes=None,
-                host_bytes=context.budget.host_bytes,
-            )
-            found: list[Row] = self._explorer.run(
-                predict,
-                context.workload,
-                context.hardware,
-                knobs,
-                worth,
-                context.likely_bytes,
-                known,
-                log="estimate.log",
-                timeout=timeout,
-            )
+            found: list[Row] = self._run(predict_between, knobs, worth, context.likely_bytes, known)
         except (InputError, ProbeError) as error:
             self._listener(Note(f"numbers of blocks are not looked for: {error.message}"))
             return []

@@ -53,7 +53,7 @@ from autofit.search.journal import (
     Journal,
     check_resumable,
     identity_of_space,
-    measured_between,
+    measured_configs,
 )
 from autofit.search.pareto import Evidence, pareto_report
 from autofit.search.predictions import Predictions
@@ -238,7 +238,7 @@ class MeasuredSearch:
                 options,
                 self._explorer,
                 self._listener,
-                measured_between=functools.partial(measured_between, self._directory.journal),
+                measured=functools.partial(measured_configs, self._directory.journal),
                 seconds_left=lambda: self._left(EXPLORE_SHARE),
             )
             # Before predictions, which take long.

@@ -12,9 +12,11 @@ import json
 import math
 import operator
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from autofit import techniques
 from autofit.core.budget import Budget
@@ -34,10 +36,11 @@ from autofit.estimate.resting import resting_of
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
 from autofit.search.enumeration import Enumeration
+from autofit.search.objectives import Objective
 from autofit.search.ranking import Figures, Ranking
 from autofit.tuning.fractions import Fractions
 from autofit.tuning.local_search import LocalSearch, Merit, Neighbours
-from autofit.tuning.narrowing import Row, Values, usual_values
+from autofit.tuning.narrowing import BytesAndSeconds, Row, Values, usual_values
 from autofit.tuning.target import estimate_on
 
 _FEW = 200  # configs: of so few all are predicted
@@ -523,3 +526,64 @@ def _kind_of(config: Config) -> _Kind:
 
 
 _keeps_on_host = functools.cache(techniques.keeps_on_host)
+
+
+def predict_drawn(
+    workload: Workload,
+    hardware: Hardware,
+    configs: Sequence[Config],
+    knobs: Values,
+    cap: float,
+    objective: Objective,
+    *,
+    within: float,
+    processes: int | None,
+    **options: Any,
+) -> tuple[BytesAndSeconds, list[Row]]:
+    """The figures of configs that were drawn from a space; and rows of others that fit, around the
+    best of each tier.
+
+    On an 8B model within 24 GiB, of whose 746,472 configs 300,000 were drawn, the best of a tier
+    lay up to 5 % behind what one or two changes make of it. To look takes less than a second, since
+    what is needed was traced for the drawn ones.
+
+    Args:
+        knobs: the values of the space.
+        cap: bytes that a config may take.
+        within: as of SpacePredictor, for the drawn configs and for the others each.
+        processes: as of Workers.
+        options: as of SpacePredictor.
+    """
+
+    def merit(row: Row) -> Merit:
+        if row.nbytes > cap:
+            return (0.0, -row.nbytes)
+        return (1.0, -row.seconds * objective.discount(row.config))
+
+    workers = Workers(processes)
+    sizes = _of_every_size(workload, hardware, knobs, configs[0])
+    predict = SpacePredictor(
+        workload, hardware, [*configs, *sizes], workers=workers, within=within, **options
+    )
+    try:
+        figures = predict(configs)
+        best: dict[str, Row] = {}
+        for row in map(Row, configs, *figures):
+            name = tier(row.config)
+            is_known = not math.isnan(row.nbytes + row.seconds)
+            if is_known and (name not in best or merit(row) > merit(best[name])):
+                best[name] = row
+
+        end = time.monotonic() + within
+        neighbours = Neighbours(knobs, techniques.constraints(workload, hardware))
+        local = LocalSearch(neighbours, predict, merit, lambda: time.monotonic() > end)
+        local.add(row.config for row in best.values())
+        for name in best:
+            local.refine(name)
+    finally:
+        workers.close()
+
+    drawn = set(configs)
+    others = [row for row in local.rows.values() if row.config not in drawn and row.nbytes <= cap]
+
+    return figures, others

@@ -23,6 +23,7 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import tier
 from autofit.search import study as study_module
+from autofit.search.enumeration import Enumeration
 from autofit.search.journal import Journal
 from autofit.search.objectives.discounted import PREFERENCES
 from autofit.search.predictions import Predictions
@@ -407,6 +408,39 @@ def test_a_number_between_listed_values_is_measured_and_known_when_the_search_is
     assert second.measurements[:2] == first.measurements
     assert third.measurements[:4] == second.measurements
     assert len({each.config for each in third.measurements}) == 6
+
+
+def test_a_config_beside_the_drawn_ones_is_measured_and_known_when_the_search_is_resumed(
+    tmp_path: Path, formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its values are listed; the next process may find other ones around the best."""
+    problem = formula(3)
+    missed = max(filter(problem.fits, problem.configs), key=problem.speed)
+    listed = Enumeration.configs
+    monkeypatch.setattr(
+        Enumeration,
+        "configs",
+        lambda self, seed=0: tuple(config for config in listed(self, seed) if config != missed),
+    )
+
+    def searched(others: tuple[Config, ...], trials: int) -> SearchOutcome:
+        def expect(configs: Sequence[Config]) -> Predictions:
+            known = [*configs, *others]
+            seconds = [32 / problem.speed(config) for config in known]
+            told = Predictions.of(known, list(map(problem.memory, known)), seconds)
+            return replace(told, between=others)
+
+        asked = replace(problem.problem(), predict=expect)
+        limits = Limits(trials=trials, memory_bytes=int(problem.budget))
+        return search(
+            problem.space, asked, limits=limits, journal=Journal(tmp_path / "journal.log")
+        )
+
+    first = searched((missed,), 1)
+    assert [seen.config for seen in first.measurements] == [missed]
+    second = searched((), 5)
+    assert second.measurements[0] == first.measurements[0]
+    assert len({seen.config for seen in second.measurements}) == 5
 
 
 def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(

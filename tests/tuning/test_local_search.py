@@ -7,11 +7,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from autofit import techniques
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.result import tier
+from autofit.estimate.figures import predict_all
+from autofit.hardware.catalogue import card, hardware_of
+from autofit.search.enumeration import Enumeration
+from autofit.search.objectives.discounted import PREFERENCES
 from autofit.tuning.local_search import LocalSearch, Merit, Neighbours, pairs_of
 from autofit.tuning.narrowing import Row, Values
+from autofit.tuning.predicted_space import predict_drawn
+from tests.tiny import llama_workload
 
 OFF: dict[str, Value] = {
     "precision": "bf16",
@@ -185,3 +192,41 @@ def test_changes_keep_to_the_space_and_to_its_rules() -> None:
     assert NEIGHBOURS.changed(config, [("lora_rank", 32)]) is None  # of another tier
     assert NEIGHBOURS.changed(config, [("loss", "fused")]) == config.replace(loss="fused")
     assert ("loss", "chunked") not in NEIGHBOURS.changes(config)
+
+
+def test_around_what_was_drawn_the_best_of_each_tier_is_found() -> None:
+    """Of a small space the three slowest configs of each tier are drawn."""
+    workload = llama_workload(2, 64)
+    cards = hardware_of(card("rtx-4090"))
+    objective = PREFERENCES["balanced"]
+    knobs: Values = {
+        "precision": ("bf16", "bf16-mixed"),
+        "lora_rank": (8, 0),
+        "micro_batch_size": (1, 2, 4),
+        "activation_checkpointing": ("full", "none"),
+        "optimizer": ("adamw", "adamw-foreach"),
+    }
+    constraints = techniques.constraints(workload, cards)
+    space = Enumeration(knobs, constraints).configs()
+    nbytes, seconds = predict_all(workload, cards, space)
+    cap = sorted(nbytes)[len(nbytes) // 2]
+
+    by_tier: dict[str, list[Row]] = {}
+    for row in map(Row, space, nbytes, seconds):
+        if row.nbytes <= cap:
+            by_tier.setdefault(tier(row.config), []).append(row)
+    drawn = []
+    for of_tier in by_tier.values():
+        of_tier.sort(key=lambda row: row.seconds * objective.discount(row.config))
+        drawn += [row.config for row in of_tier[-3:]]
+
+    figures, others = predict_drawn(
+        workload, cards, drawn, knobs, cap, objective, within=60.0, processes=1
+    )
+    assert figures == predict_all(workload, cards, drawn)
+    found = {row.config for row in others}
+    assert found.isdisjoint(drawn) and found <= set(space)
+    assert all(row.nbytes <= cap for row in others)
+    for of_tier in by_tier.values():
+        assert of_tier[0].config in found
+    assert len(by_tier) == 2
