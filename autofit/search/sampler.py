@@ -53,6 +53,9 @@ _LIKELY = 0.7
 # The share of the tolerance that an expected improvement must be above. On the recorded tables 2 / 3
 # missed 10 % of the speed of one, and 1 / 2 nothing.
 _SMALL = 0.5
+# A search that polishes no tier looks for what is expected to be so much better before it looks at
+# every tier.
+_MUCH_BETTER = 0.15
 _MOST_FAILED = 2  # probes of a tier that do not fit, before the search looks elsewhere
 # While a config of a lower probability is measured, none is proposed that would need more memory.
 _SURE = 0.9
@@ -188,7 +191,8 @@ class SurrogateSampler(BaseSampler):
             return None if is_hopeless else (left, measurements)
 
         few = self.little_seen(measurements)
-        if few:
+        first = not self._polishes_tiers and self.expects_much_better(measurements)
+        if few and not first:
             fewest = [name for name, good in few.items() if good == min(few.values())]
             return self._new_and_rivals(measurements, self._most_promising(measurements, fewest))
 
@@ -266,6 +270,11 @@ class SurrogateSampler(BaseSampler):
                 few[name] = good
 
         return few
+
+    def expects_much_better(self, measurements: Measurements) -> bool:
+        """Whether a config left is expected to be much better than the best."""
+        left = self.left(measurements)
+        return self.surrogate.expects_better(measurements, left, _MUCH_BETTER)
 
     def _most_promising(self, measurements: Measurements, names: Sequence[str]) -> str:
         """The one of some tiers of which the best config left is expected to be the best."""

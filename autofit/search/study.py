@@ -51,8 +51,6 @@ _MOST_SCORED = 50_000
 # the trials nine of ten did.
 _AT_ONCE = 0.25
 _FEW = 4
-# A quick search goes on while a config left is expected to be so much better.
-_MUCH_BETTER = 0.15
 # Of each tier that fits, so many configs that fit are measured before any tier is polished; a quick
 # search measures one of each.
 _OF_EACH_TIER = 2
@@ -470,8 +468,7 @@ class _Exploration:
         if self._sampler.little_seen(measurements):
             return False
 
-        left = self._sampler.left(measurements)
-        if self._surrogate.expects_better(measurements, left, _MUCH_BETTER):
+        if self._sampler.expects_much_better(measurements):
             return False
         return _probes(measurements) >= quick or self._surrogate.confirmed_by(measurements)
 

@@ -139,6 +139,8 @@ class Truths:
 
         gib = CARD.budgets[0]
         settings = {knob: tuple(values) for knob, values in CARD.settings.items()}
+        # Eager attention is never faster, and without it the space can be listed.
+        settings.setdefault("attention", ("flash", "sdpa"))
         options = SearchOptions(space=CARD.space, set=settings, device=hardware.device, gpu_mem=gib)
         cap_bytes = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
         predict = functools.partial(

@@ -322,6 +322,32 @@ def test_of_tiers_that_were_seen_as_little_the_most_promising_one_comes_first(fo
     assert first == max(by_tier, key=lambda name: problem.speed(by_tier[name][-1]))
 
 
+def test_a_quick_search_looks_for_the_much_better_before_it_looks_at_every_tier(
+    formula: Any,
+) -> None:
+    problem = formula(3, share=0.999)
+    seconds = [EFFECTIVE_BATCH / problem.speed(config) for config in problem.configs]
+    nbytes = list(map(problem.memory, problem.configs))
+    exact = Predictions.of(problem.configs, nbytes, seconds)
+    memory_bytes = int(problem.budget)
+    surrogate = sampler_of(problem, predictions=exact, memory_bytes=memory_bytes).surrogate
+    thorough = SurrogateSampler(surrogate, of_each_tier=1, tolerance=0.1)
+    quick = SurrogateSampler(surrogate, of_each_tier=1, tolerance=0.1, polishes_tiers=False)
+
+    by_speed = sorted(filter(problem.fits, problem.configs), key=problem.speed)
+    best = tier(by_speed[-1])
+    slowest = next(config for config in by_speed if tier(config) == best)
+    seen = [problem.probe(0, slowest)]
+    assert quick.expects_much_better(seen)
+    assert quick.little_seen(seen)
+    assert tier(quick.choose(seen)) == best
+    assert tier(thorough.choose(seen)) != best
+
+    fastest = [problem.probe(0, by_speed[-1])]
+    assert not quick.expects_much_better(fastest)
+    assert tier(quick.choose(fastest)) != best
+
+
 def test_a_dear_probe_must_promise_as_much_more(formula: Any) -> None:
     problem = formula(3, share=0.999)
     exact = predictions_of(problem, memory_off=lambda config: 1.0)
