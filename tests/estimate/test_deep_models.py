@@ -23,8 +23,9 @@ from autofit.setup import buckets
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
-BLOCKS = 13
-DEEPER = 25  # blocks, where more of the first and last ones do something else
+# The least blocks of which few are followed; where more of the first and last ones do something else, of more.
+BLOCKS, DEEPER, DEEPEST = 11, 17, 23
+TWO = replace(AMPERE, devices=2)
 FSDP = {"data_parallel": "fsdp", "precision": "bf16-mixed", "micro_batch_size": 1}
 QLORA = {
     "quantization": "nf4",
@@ -32,17 +33,25 @@ QLORA = {
     "precision": "bf16-mixed",
     "activation_checkpointing": "full",
 }
-CASES: list[tuple[Hardware, dict[str, Any]]] = [
-    (CPU, {}),
-    (AMPERE, {"micro_batch_size": 2, "activation_checkpointing": "alternate"}),
-    (AMPERE, {"optimizer_in_backward": True, "optimizer": "adamw-8bit", "loss": "chunked"}),
-    (AMPERE, {"activation_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 2}),
-    (AMPERE, {"micro_batch_size": 2, "optimizer": "adamw-foreach", "precision": "fp16-mixed"}),
-    (AMPERE, QLORA),
-    (replace(AMPERE, devices=2), FSDP),
-    (replace(AMPERE, devices=2), {**QLORA, "data_parallel": "ddp", "micro_batch_size": 1}),
-    (replace(AMPERE, devices=2), {"data_parallel": "ddp", "micro_batch_size": 1}),
-    (replace(AMPERE, devices=4), {**FSDP, "data_parallel_replicate": 2}),
+CASES: list[tuple[int, Hardware, dict[str, Any]]] = [
+    (BLOCKS, CPU, {}),
+    (DEEPER, AMPERE, {"micro_batch_size": 2, "activation_checkpointing": "alternate"}),
+    (BLOCKS, AMPERE, {"optimizer_in_backward": True, "optimizer": "adamw-8bit", "loss": "chunked"}),
+    (
+        BLOCKS,
+        AMPERE,
+        {"activation_offload": "cpu", "optimizer_offload": "cpu", "micro_batch_size": 2},
+    ),
+    (
+        BLOCKS,
+        AMPERE,
+        {"micro_batch_size": 2, "optimizer": "adamw-foreach", "precision": "fp16-mixed"},
+    ),
+    (BLOCKS, AMPERE, QLORA),
+    (DEEPEST, TWO, FSDP),
+    (BLOCKS, TWO, {**QLORA, "data_parallel": "ddp", "micro_batch_size": 1}),
+    (BLOCKS, TWO, {"data_parallel": "ddp", "micro_batch_size": 1}),
+    (DEEPEST, replace(AMPERE, devices=4), {**FSDP, "data_parallel_replicate": 2}),
 ]
 
 
@@ -52,12 +61,11 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skeleton, "_WORTH_IT", 1.0)
 
 
-@pytest.mark.parametrize(("hardware", "knobs"), CASES)
+@pytest.mark.parametrize(("blocks", "hardware", "knobs"), CASES)
 def test_few_blocks_tell_the_figures_of_all_to_the_byte(
-    hardware: Hardware, knobs: Mapping[str, Any]
+    blocks: int, hardware: Hardware, knobs: Mapping[str, Any]
 ) -> None:
-    is_simple = hardware.devices == 1 and knobs.get("activation_checkpointing") != "alternate"
-    workload = llama_workload(num_hidden_layers=BLOCKS if is_simple else DEEPER)
+    workload = llama_workload(num_hidden_layers=blocks)
     whole = trace(workload, knobs, hardware, whole=True)
     few = trace(workload, knobs, hardware)
     assert whole.shallower is None
@@ -86,13 +94,12 @@ def test_buckets_of_gradients_hold_weights_of_several_blocks(
 ) -> None:
     monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 2_000)
     monkeypatch.setattr(buckets, "LARGEST_BUCKET", 100_000)
-    workload = llama_workload(num_hidden_layers=DEEPER)
-    hardware = replace(AMPERE, devices=2)
+    workload = llama_workload(num_hidden_layers=BLOCKS)
     knobs = {"data_parallel": "ddp", "micro_batch_size": 1}
 
     made = []
     for whole in (True, False):
-        traced = trace(workload, knobs, hardware, whole=whole)
+        traced = trace(workload, knobs, TWO, whole=whole)
         followed = traced.whole or traced
         made.append(
             [
@@ -102,7 +109,7 @@ def test_buckets_of_gradients_hold_weights_of_several_blocks(
             ]
         )
     assert made[0] == made[1]
-    assert 2 < len(made[0]) < DEEPER
+    assert 2 < len(made[0]) < BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -122,8 +129,8 @@ def test_what_blocks_of_a_kind_share_ends_with_the_first_of_them(
     config = {
         "model_type": "gemma3_text",
         "head_dim": 8,
-        "num_hidden_layers": 36,
-        "layer_types": kinds * 12,
+        "num_hidden_layers": 24,
+        "layer_types": kinds * 8,
         "sliding_window": 8,
         **sizes,
     }

@@ -56,28 +56,30 @@ CLOSE = 64  # bytes of numbers that ranks exchange
 
 def peaks(world: int) -> list[int]:
     """Of each case, the most bytes of tensors on this rank."""
+    return [peak(config, world) for config in CASES[world]]
+
+
+def peak(config: dict[str, Any], world: int) -> int:
+    """The least of the steps after the first, which makes the optimizer's state: gloo keeps inputs
+    until a thread of its own is done."""
+    given_here = workload()
     found = []
-    for config in CASES[world]:
-        given_here = workload()
-        with StorageTracker() as watch:
-            setup = build(given_here, config, hardware(world))
-            batch = given_here.batch(BATCH // setup.ranks.layout.dp_degree)
-            for _ in range(STEPS):
-                accumulate(setup, batch)
-                update(setup)
-        setup.close()
-        found.append(watch.peak)
-    return found
+    with StorageTracker() as watch:
+        setup = build(given_here, config, hardware(world))
+        batch = given_here.batch(BATCH // setup.ranks.layout.dp_degree)
+        for _ in range(STEPS):
+            watch.reset_peak()
+            accumulate(setup, batch)
+            update(setup)
+            found.append(watch.peak)
+    setup.close()
+    return min(found[1:])
 
 
 @functools.cache
 def measured(world: int) -> list[tuple[int, ...]]:
-    """The peaks of all ranks, by case; gloo keeps inputs until a thread of its own is done."""
-    runs = [on_ranks(world, peaks, world) for _ in range(2)]
-    least = [
-        [min(both) for both in zip(*of_rank, strict=True)] for of_rank in zip(*runs, strict=True)
-    ]
-    return list(zip(*least, strict=True))
+    """The peaks of all ranks, by case."""
+    return list(zip(*on_ranks(world, peaks, world), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,8 @@ def test_each_stage_needs_what_is_predicted(world: int, number: int) -> None:
     assert all(stage.between.keys() == {EVALUATION, SAVING} for stage in traced.stages)
 
     ranks_of_stage = world // len(of_stages)
-    for rank, peak in enumerate(measured(world)[number]):
-        assert of_stages[rank // ranks_of_stage] == pytest.approx(peak, abs=CLOSE, rel=0)
+    for rank, nbytes in enumerate(measured(world)[number]):
+        assert of_stages[rank // ranks_of_stage] == pytest.approx(nbytes, abs=CLOSE, rel=0)
 
 
 def test_few_blocks_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +140,9 @@ def test_a_whole_space_agrees_with_traces() -> None:
     """Segments put together tell what a trace of each stage does, within a few percent."""
     cards = hardware_of(card("rtx-4090")).of_several(2)
     given_here = workload()
-    knobs = [
-        PIPELINE | {"precision": "bf16", "micro_batch_size": samples} | more
-        for samples in (1, 2)
-        for more in ({}, {"activation_checkpointing": "full"}, {"lora_rank": 4}, GPIPE, INTERLEAVED)
-    ]
+    changes: list[dict[str, Any]] = [{}, FULL, {"lora_rank": 4}, GPIPE, INTERLEAVED]
+    changes += [{"micro_batch_size": 2}, INTERLEAVED | {"micro_batch_size": 2}]
+    knobs = [PIPELINE | {"precision": "bf16"} | more for more in changes]
     configs = [canonicalize(one, given_here, cards) for one in knobs]
     rates = rates_for(cards)
     assert rates is not None

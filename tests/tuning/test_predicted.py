@@ -129,7 +129,6 @@ def _sleeps(*_: Any, **__: Any) -> None:
 SEVERAL: dict[str, Any] = {
     **FEW,
     **REST,
-    "precision": ["bf16", "bf16-mixed"],
     "micro_batch_size": [1, 2, 4],
     "activation_checkpointing": ["full", "none"],
     "compile": ["none", "default"],
