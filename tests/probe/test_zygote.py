@@ -81,8 +81,11 @@ def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, how: str) -> No
     somebody stopped."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
-    parent = warm.Python(command, env=environment)  # its zygote is a new process
+    command = [str(tmp_path / "script.py"), str(tmp_path)]
+    if how == "parent":  # its zygote is a new process
+        parent = warm.Python([sys.executable, *command], env=environment)
+    else:
+        parent = warm.python(command, env=environment)
     child, grandchild = number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")
     family = descendants(parent.pid)
     assert {child, grandchild} < set(family)
@@ -167,7 +170,7 @@ def test_a_parent_that_is_killed_takes_along_a_zygote_that_still_imports(tmp_pat
         "import time\nfrom pathlib import Path\nPath(__file__).with_name('imports').touch()\ntime.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", IMPORTING, str(tmp_path)], env=environment)
+    parent = warm.Python([sys.executable, "-c", IMPORTING, str(tmp_path)], env=environment)
     zygote = number_in(tmp_path / "zygote")
     wait_until((tmp_path / "imports").exists, "the zygote imports")
     parent.kill()

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,9 +13,10 @@ import pytest
 from autofit.cli import main
 from autofit.probe import LocalExecutor
 from benchmarks.gpu import bench as room
-from benchmarks.gpu import search
+from benchmarks.gpu import loop, ranks, search
 from benchmarks.gpu.bench import Bench, Ended
 from benchmarks.gpu.store import Row, Store
+from tests import warm
 from tests.tiny import CPU
 
 MIB = 2**20
@@ -63,12 +64,23 @@ def case(
 
 
 def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> None:
-    """Every bench measures with this one, which none of them ends, and searches in this process."""
+    """Every bench measures with this one, which none of them ends, and searches in this process;
+    its ranks are warm."""
     monkeypatch.setattr(
         room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None)
     )
     monkeypatch.setattr("autofit.tuning.measured.LocalExecutor", lambda *_: _lent(executor))
     monkeypatch.setattr(search, "python", _command)
+    for stage, name in ((ranks, "real"), (loop, "hand_against_loop")):
+        monkeypatch.setattr(stage, name, _with_warm_ranks(getattr(stage, name)))
+
+
+def _with_warm_ranks(function: Callable[..., Row]) -> Callable[..., Row]:
+    def call(*given: Any) -> Row:
+        with warm.started_by("autofit.distributed.launcher"):
+            return function(*given)
+
+    return call
 
 
 @contextlib.contextmanager
