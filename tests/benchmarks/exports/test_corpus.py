@@ -1,7 +1,6 @@
 """What came of published files is counted from the rows that are kept, and from nothing else."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 from benchmarks.exports import corpus, corpus_drawn, corpus_parsers, corpus_summary
 from benchmarks.exports.corpus import Assumed
 from benchmarks.exports.corpus_summary import OWN, RESULTS, TOOLS, Rows, summary
+from tests import warm
 
 FILE = {
     "base_model": "tiny-llama",
@@ -194,8 +194,9 @@ def test_the_tools_that_are_installed_take_what_may_be_written_of_their_files(
     drawn = ["--output", str(tmp_path), "--draws", "1", "--model", "tiny-llama", "--seq-len", "64"]
     assert corpus_drawn.main([str(files), *drawn]) == 0
 
-    given = [tool, "--python", sys.executable]
+    given = [tool]
     for folder in ("before", "after"):
         given += [f"--{folder}", str(tmp_path / folder)]
-    assert corpus_parsers.main(given) == 0
+    with warm.python_for_scripts(tmp_path) as python:
+        assert corpus_parsers.main([*given, "--python", python]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(list(files.iterdir()))} taken"

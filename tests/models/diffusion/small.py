@@ -32,8 +32,8 @@ SMALL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "unet",
         _UNET
         | {
-            "transformer_layers_per_block": [1, 3],
-            "layers_per_block": 2,
+            "transformer_layers_per_block": [1, 2],
+            "layers_per_block": 1,
             "use_linear_projection": True,
             "addition_embed_type": "text_time",
             "addition_time_embed_dim": 8,
