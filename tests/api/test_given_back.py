@@ -111,6 +111,7 @@ def test_adapters_are_added_and_nothing_else_changes() -> None:
 
 
 @pytest.mark.usefixtures("shared_zygote")
+@pytest.mark.usefixtures("predicting_zygote")
 def test_a_search_does_not_touch_it(tmp_path: Any) -> None:
     own = model()
     before = snapshot(own)

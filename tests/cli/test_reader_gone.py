@@ -7,9 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(
-    "words", [["spaces"], ["models", "--json"], ["--help"], ["tune", "--help"]]
-)
+@pytest.mark.parametrize("words", [["spaces"], ["models", "--json"], ["tune", "--help"]])
 def test_it_is_told_in_a_sentence(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

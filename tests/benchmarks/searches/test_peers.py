@@ -174,6 +174,8 @@ def test_a_search_answers_with_what_it_spent(
         "attention": "sdpa",
     }
     search = peers.autofit.search
+    # what would help takes seconds to find out
+    monkeypatch.setattr("autofit.tuning.annotations.Annotator.remedies", lambda *_: ())
     monkeypatch.setattr(
         peers.autofit, "search", lambda workload, **options: search(workload, **options, set=plain)
     )
