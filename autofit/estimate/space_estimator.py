@@ -51,14 +51,13 @@ from autofit.estimate.skeleton_trace import trace_skeleton
 from autofit.estimate.space_stages import StageOfSpace, StagePlans, without_stages
 from autofit.estimate.space_step import OptimizerRow, Step, Where, combined
 from autofit.estimate.trace_keys import (
+    TraceKeys,
     group_key,
     group_of,
     interpolation_endpoints,
     kinds_of_blocks,
-    other_keys,
     pass_key,
     pass_of,
-    plain_key,
 )
 from autofit.hardware.catalogue import links_of
 from autofit.training.meta_model import meta_model_from
@@ -133,6 +132,7 @@ class SpaceEstimator:
         pairs = itertools.product(samples, ranks)
         self._indices = {pair: index for index, pair in enumerate(pairs)}
         self._symbols = Symbols.for_sizes(_sizes(workload))
+        self._trace_keys = TraceKeys.on(hardware, self._symbols)
         self._links = links_of(hardware)
         self._few = hardware.world == 1 or have_few_shards(configs)
 
@@ -251,7 +251,7 @@ class SpaceEstimator:
             self._skeleton(config)  # once, for all processes
 
         before = dict.fromkeys(self._segments)
-        self._trace_missing([plain_key(config, self._symbols) for config in passes])
+        self._trace_missing([self._trace_keys.plain(config) for config in passes])
 
         keys = dict.fromkeys(key for config in passes for key in self._keys(config))
         derivable = {}
@@ -443,7 +443,7 @@ class SpaceEstimator:
         return self._passes[key]
 
     def _new_pass(self, config: Config) -> Pass | None:
-        plain = self._segments[plain_key(config, self._symbols)]
+        plain = self._segments[self._trace_keys.plain(config)]
         traces = [self._segments[key] for key in self._keys(config)]
         complete = [segments for segments in traces if segments]
         if len(complete) < len(traces):
@@ -464,14 +464,14 @@ class SpaceEstimator:
 
     def _keys(self, config: Config) -> tuple[Config, ...]:
         """What is traced for a pass besides its plain blocks, once those are."""
-        plain = self._segments[plain_key(config, self._symbols)]
+        plain = self._segments[self._trace_keys.plain(config)]
         depth = None
         by_flash = False
         if plain:
             depth = plain.depth
             by_flash = plain.by_flash
         asks_others = bool(self._workload.frozen)
-        return other_keys(config, self._symbols, depth, by_flash=by_flash, asks_others=asks_others)
+        return self._trace_keys.others(config, depth, by_flash=by_flash, asks_others=asks_others)
 
     def _trace(self, config: Config) -> _Traced:
         """The segments of a trace, and the arguments of its operators."""

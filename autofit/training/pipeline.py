@@ -4,9 +4,11 @@ All stages read the same samples; each runs the model's code on every micro-batc
 stage before gave to its own last block. The last stage has the loss, weighted as on one device.
 """
 
+import contextlib
+import logging
 import re
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    schedules,
 )
 
 from autofit.core.errors import RefusedError
@@ -165,13 +168,14 @@ class Pipeline(DataParallel):
         first = [(torch.zeros((), device=setup.device),)] * len(slices)
         losses: list[torch.Tensor] = []
         try:
-            schedule._step_microbatches(
-                first if part.is_first else None,
-                numbers,
-                target_mbs=numbers,
-                losses=None if forward_only else losses,
-                return_outputs=False,
-            )
+            with _without_the_schedule():
+                schedule._step_microbatches(
+                    first if part.is_first else None,
+                    numbers,
+                    target_mbs=numbers,
+                    losses=None if forward_only else losses,
+                    return_outputs=False,
+                )
             stages[0].await_sent(0)
         except RuntimeError as error:
             # with its own kind, by which it is told
@@ -241,6 +245,18 @@ class Pipeline(DataParallel):
         return made
 
 
+@contextlib.contextmanager
+def _without_the_schedule() -> Iterator[None]:
+    """Where a micro-batch fails, PyTorch logs all of the schedule above the error."""
+    logger = logging.getLogger(schedules.__name__)
+    was_disabled = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
 def _in_one_row(
     setup: Setup,
     part: ModelPart,
@@ -259,7 +275,7 @@ def _in_one_row(
             micro_batches,
         )
 
-    stage = _Stage(setup, part, part.index, hidden)
+    stage = _Stage(_Forward(setup, part, part.index, hidden))
     stage.under_way = 1 if forward_only else under_way
     stage.has_backward = not forward_only
 
@@ -285,7 +301,7 @@ def _in_chunks(
     sent: deque[_Sent] = deque()
     chunks = []
     for number in part.own_chunks:
-        chunk = _Chunk(setup, part, number, hidden)
+        chunk = _Chunk(_Forward(setup, part, number, hidden))
         chunk.has_backward = not forward_only
         chunk.sent = sent
         chunks.append(chunk)
@@ -352,6 +368,10 @@ def _hidden_of(setup: Setup, part: ModelPart, batch: Any) -> torch.Tensor:
 
 class _Forward(nn.Module):
     """The forward of a micro-batch by its number, through one chunk of blocks."""
+
+    setup: Setup
+    part: ModelPart
+    hidden: torch.Tensor
 
     def __init__(
         self,
@@ -429,22 +449,20 @@ class _Stage(PipelineStage):  # type: ignore[misc]
         sent: what was sent last.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        part: ModelPart,
-        chunk: int,
-        hidden: torch.Tensor,
-    ) -> None:
+    def __init__(self, forward: _Forward) -> None:
+        setup = forward.setup
+        part = forward.part
+        chunk = forward.chunk
+
         scalar = torch.zeros((), device="meta")
         is_last = chunk == part.all_chunks - 1
-        given = hidden.clone().requires_grad_() if chunk else scalar
-        made = scalar if is_last else hidden.clone().requires_grad_()
+        given = forward.hidden.clone().requires_grad_() if chunk else scalar
+        made = scalar if is_last else forward.hidden.clone().requires_grad_()
         mesh = setup.ranks.mesh
         assert mesh is not None, "stages are on several devices"
 
         super().__init__(
-            _Forward(setup, part, chunk, hidden),
+            forward,
             chunk,
             part.all_chunks,
             setup.device,

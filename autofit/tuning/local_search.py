@@ -29,7 +29,9 @@ _SLACK = 0.03
 _OF_ANOTHER_TIER = 0.1
 _OF_PAIRS = 0.01
 
-_AT_ONCE = 6  # configs for which a number of blocks is looked for at the same time
+# Configs for which a number of blocks is looked for at the same time; and traces that are made for
+# pairs of changes before it is seen where they lead.
+_AT_ONCE = 6
 
 
 @dataclass(frozen=True)
@@ -227,9 +229,15 @@ class LocalSearch:
         return list(asked.values())
 
     def _pairs(self, row: Row) -> list[Config]:
-        """What two changes make of a config: what is not known yet, and may be better."""
+        """What two changes make of a config: what is not known yet, and may be better.
+
+        Of what needs traces that were not made yet come the most promising first: they often lead
+        to another config, around which the rest is not worth it.
+        """
         around = self._around[tier(row.config)][row.config]
         asked = []
+        promising: list[Row] = []
+        unseen: list[Config] = []
         for pair in pairs_of(self.neighbours.changes(row.config)):
             alone = [self._row(around, change) for change in pair]
             if self._fits(row) and not any(other is None or self._fits(other) for other in alone):
@@ -238,15 +246,33 @@ class LocalSearch:
             config = self.neighbours.changed(row.config, pair)
             if config is None or config in self.rows:
                 continue
+            if any(config == self.neighbours.changed(row.config, [change]) for change in pair):
+                continue  # the other one does nothing here, and this one was looked at alone
 
             # Effects of two changes on each other were seen to make 7 % (streamed weights, and the
             # micro-batch that then fits), so they are predicted where that takes no trace.
             traced = [change for change in pair if knob_named(change[0]).trace is Trace.OWN]
             costs_no_trace = len(traced) < 2 and all(self._row(around, change) for change in traced)
-            if costs_no_trace or self._may_be_better(row, pair, config, _OF_PAIRS):
+            expected = self._expected(row, pair, config, _OF_PAIRS)
+            if expected is None:
+                unseen.append(config)
+            elif costs_no_trace:
                 asked.append(config)
+            elif self.merit(expected) > self.merit(row):
+                promising.append(expected)
 
-        return asked
+        promising.sort(key=self.merit, reverse=True)
+        waiting = [*(expected.config for expected in promising), *unseen]
+        return [*asked, *self._first_traced(waiting)]
+
+    def _first_traced(self, configs: Sequence[Config]) -> list[Config]:
+        """Of some configs those that were traced, and those of the first few traces that were not
+        made yet."""
+        traces = dict.fromkeys(map(traced_part, configs))
+        new = [trace for trace in traces if trace not in self._traced]
+        later = set(new[_AT_ONCE:])
+
+        return [config for config in configs if traced_part(config) not in later]
 
     def _between(self, name: str, leader: Row) -> list[Config]:
         """Of a tier the configs in which a number of blocks is treated in one way, and which are
@@ -273,13 +299,26 @@ class LocalSearch:
     ) -> bool:
         """Whether what some changes make of a config may be better than it.
 
-        They are expected to do what they did elsewhere. What was never seen may do anything.
+        What was never seen may do anything.
         """
+        expected = self._expected(row, changes, config, slack)
+
+        return expected is None or self.merit(expected) > self.merit(row)
+
+    def _expected(
+        self,
+        row: Row,
+        changes: Sequence[Change],
+        config: Config,
+        slack: float,
+    ) -> Row | None:
+        """The best that some changes of a config may make of it, if they do what they did
+        elsewhere; None where one of them was never seen."""
         effects = []
         for change in changes:
             effect = self._effect(row.config, change)
             if effect is None:
-                return True
+                return None
 
             effects.append(effect)
             if tier(effect[0].config) != tier(config):
@@ -291,13 +330,11 @@ class LocalSearch:
             sizes = [(before.nbytes, after.nbytes) for before, after in effects]
             nbytes = _least(row.nbytes, sizes) * (1 - slack)
 
-        expected = Row(
+        return Row(
             config,
             nbytes,
             _least(row.seconds, seconds) * (1 - slack),
         )
-
-        return self.merit(expected) > self.merit(row)
 
     def _effect(self, config: Config, change: Change) -> tuple[Row, Row] | None:
         """A row before and one after such a change of a config, around the one looked at last: of

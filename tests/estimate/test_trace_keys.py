@@ -4,23 +4,27 @@ from typing import Any
 import pytest
 
 from autofit.core.config import Config
+from autofit.estimate.cuda_kernels import workspace_bytes
+from autofit.estimate.figures import predict_all
+from autofit.estimate.peak import peak_of
 from autofit.estimate.scaling import Symbols
 from autofit.estimate.shallow_model import Depth
+from autofit.estimate.trace import trace
 from autofit.estimate.trace_keys import (
+    TraceKeys,
     group_key,
     group_of,
     interpolation_endpoints,
-    other_keys,
     pass_key,
-    plain_key,
-    trace_key,
 )
+from autofit.hardware.catalogue import card, hardware_of
 from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
 
 WORKLOAD = replace(llama_workload(8, 64), traits=None)
 SYMBOLS = Symbols.for_sizes({64, 16})
+KEYS = TraceKeys.on(AMPERE, SYMBOLS)
 LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
 
 
@@ -69,51 +73,67 @@ def test_a_budget_of_recomputation_lies_between_all_and_nothing() -> None:
 
 
 def test_formats_that_trace_alike_are_traced_once() -> None:
-    assert trace_key(config_of(precision="tf32"), SYMBOLS) == trace_key(
-        config_of(precision="fp32"), SYMBOLS
-    )
+    assert KEYS.of(config_of(precision="tf32")) == KEYS.of(config_of(precision="fp32"))
     nested, plain = (config_of(**LORA, quantization=kind) for kind in ("nf4-dq", "nf4"))
-    assert trace_key(nested, SYMBOLS) == trace_key(plain, SYMBOLS)
-    assert plain_key(nested, SYMBOLS) != plain_key(plain, SYMBOLS)  # their weights take other bytes
+    assert KEYS.of(nested) == KEYS.of(plain)
+    assert KEYS.plain(nested) != KEYS.plain(plain)  # their weights take other bytes
+
+
+def test_nothing_is_traced_as_what_a_card_cannot_compute_in() -> None:
+    mixed = config_of(precision="fp16-mixed")
+    assert KEYS.of(mixed).precision == "bf16-mixed"
+    turing = hardware_of(card("t4"))
+    for key in (TraceKeys.on(turing, SYMBOLS).of, TraceKeys.on(turing, SYMBOLS).plain):
+        assert key(mixed).precision == "fp16-mixed"
+        assert key(config_of(precision="tf32")).precision == "fp32"
+
+
+def test_cards_without_bfloat16_are_predicted() -> None:
+    turing = hardware_of(card("t4"))
+    configs = [
+        canonicalize({"precision": precision, "micro_batch_size": 1}, WORKLOAD, turing)
+        for precision in ("fp16-mixed", "fp32")
+    ]
+    nbytes, seconds = predict_all(WORKLOAD, turing, configs)
+    beside = workspace_bytes(turing)
+    exact = [peak_of(trace(WORKLOAD, each, turing), turing).nbytes + beside for each in configs]
+    assert nbytes == pytest.approx(exact, rel=0.001)
+    assert min(seconds) > 0
 
 
 def test_sizes_are_primes() -> None:
-    key = trace_key(config_of(**LORA, micro_batch_size=8), SYMBOLS)
+    key = KEYS.of(config_of(**LORA, micro_batch_size=8))
     assert key["micro_batch_size"] == SYMBOLS.samples
     assert key["lora_rank"] == SYMBOLS.rank
-    assert trace_key(config_of(), SYMBOLS)["lora_rank"] == 0
+    assert KEYS.of(config_of())["lora_rank"] == 0
 
 
 def test_a_model_of_blocks_is_put_together_from_its_head_and_their_kinds() -> None:
     depth = Depth(whole=8, retained=3, period=1, repeats=6)
-    head, blocks = other_keys(
-        config_of(activation_checkpointing="full", loss="chunked"), SYMBOLS, depth, by_flash=True
+    head, blocks = KEYS.others(
+        config_of(activation_checkpointing="full", loss="chunked"), depth, by_flash=True
     )
     assert (head["activation_checkpointing"], head["loss"]) == ("none", "chunked")
     assert (blocks["activation_checkpointing"], blocks["loss"]) == ("full", "standard")
-    every_second = other_keys(
-        config_of(activation_checkpointing="alternate"), SYMBOLS, depth, by_flash=True
+    every_second = KEYS.others(
+        config_of(activation_checkpointing="alternate"), depth, by_flash=True
     )
     assert [each["activation_checkpointing"] for each in every_second] == ["none", "none", "full"]
-    whole = other_keys(
-        config_of(activation_checkpointing="alternate"), SYMBOLS, None, by_flash=False
-    )
+    whole = KEYS.others(config_of(activation_checkpointing="alternate"), None, by_flash=False)
     assert [each["activation_checkpointing"] for each in whole] == ["alternate"]
 
 
 def test_flash_is_traced_by_itself_where_it_is_not_what_sdpa_takes_anyhow() -> None:
     flash = config_of(attention="flash", precision="bf16")
     for by_flash, traced in ((True, "sdpa"), (False, "flash")):
-        head, blocks = other_keys(
-            flash, SYMBOLS, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=by_flash
+        head, blocks = KEYS.others(
+            flash, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=by_flash
         )
         assert (head["attention"], blocks["attention"]) == ("sdpa", traced)
 
 
 def test_ligers_kernels_change_the_blocks_and_the_head_but_not_what_the_weights_are() -> None:
     liger = config_of().replace(kernels="liger")
-    assert plain_key(liger, SYMBOLS) == plain_key(config_of(), SYMBOLS)
-    keys = other_keys(
-        liger, SYMBOLS, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=True
-    )
+    assert KEYS.plain(liger) == KEYS.plain(config_of())
+    keys = KEYS.others(liger, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=True)
     assert {each["kernels"] for each in keys} == {"liger"}

@@ -5,6 +5,7 @@ The cases of a number of ranks run one after the other in the same processes: st
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import schedules
 
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Hyperparameters, Workload
@@ -222,13 +224,25 @@ def test_a_module_of_ones_own_learns_the_same_in_64_bits(world: int, knobs: dict
         assert losses == pytest.approx(expected, abs=1e-12, rel=0)
 
 
-def own_losses_of_shared(world: int) -> list[float] | str:
-    return own_losses(PIPELINE, world, shares=True)
+def own_losses_of_shared(schedule: str, world: int) -> tuple[list[float] | str, list[str]]:
+    """What it says, and what PyTorch's schedules log."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(schedules.__name__)
+    logger.addHandler(handler)
+    try:
+        knobs = {**PIPELINE, "pipeline_schedule": schedule}
+        return own_losses(knobs, world, shares=True), logged
+    finally:
+        logger.removeHandler(handler)
 
 
-def test_a_weight_of_another_stage_is_not_used_in_silence() -> None:
-    answers = on_ranks(2, own_losses_of_shared, 2)
-    assert any("uses weights on a stage that does not hold them" in each for each in answers)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_weight_of_another_stage_is_refused_in_a_sentence(schedule: str) -> None:
+    answers = on_ranks(2, own_losses_of_shared, schedule, 2)
+    assert any("uses weights on a stage that does not hold them" in each for each, _ in answers)
+    assert not any(logged for _, logged in answers)
 
 
 def streamed(value: str, world: int) -> tuple[Any, list[int]]:

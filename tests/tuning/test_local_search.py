@@ -12,6 +12,7 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.result import tier
 from autofit.estimate.figures import predict_all
+from autofit.estimate.trace_keys import traced_part
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.search.enumeration import Enumeration
 from autofit.search.objectives.discounted import PREFERENCES
@@ -136,6 +137,56 @@ def test_what_was_seen_to_be_slow_is_not_asked_again() -> None:
     search.refine("lora")
     slow = [config for config in asked if config.precision == "fp32"]
     assert {config.lora_rank for config in slow} == {0}
+
+
+def test_what_does_nothing_here_is_no_reason_to_ask_for_something_again() -> None:
+    """Compiling is canonicalised away, so that its effect is never seen."""
+    asked: list[Config] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        asked.extend(configs)
+        seconds = []
+        for config in configs:
+            slow = (config.precision == "fp32") + (config.attention == "eager")
+            seconds.append(3.0 * (1 + slow) - (config.loss == "fused"))
+        return [1.0] * len(configs), seconds
+
+    uncompiled = Constraints(OFF, {"compile": lambda config: "none"}, {})
+    search = LocalSearch(Neighbours(KNOBS, uncompiled), predict, merit_within(2.0))
+    search.add(STARTS[:1])
+    leader = search.refine("full")
+    assert leader is not None
+    assert leader.config.loss == "fused"
+    assert sum(config.precision == "fp32" for config in asked) == 1
+    assert sum(config.attention == "eager" for config in asked) == 1
+
+
+def test_of_pairs_that_need_a_trace_the_most_promising_are_asked_first() -> None:
+    """Two knobs save time that only fit together with a third one: of all pairs few are looked at."""
+    batches: list[set[tuple[Value, ...]]] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        batches.append(set(map(traced_part, configs)))
+        nbytes, seconds = [], []
+        for config in configs:
+            kept = config.activation_checkpointing != "full"
+            nbytes.append(10.0 + 5.0 * kept - 6.0 * (config.attention != "sdpa"))
+            slow = (
+                (config.attention != "sdpa") + (config.kernels != "none") + config.loss.count("s")
+            )
+            seconds.append(10.0 + 0.1 * slow - 4.0 * kept)
+        return nbytes, seconds
+
+    search = LocalSearch(NEIGHBOURS, predict, merit_within(12.0))
+    search.add(STARTS[:1])
+    search.add(search.singles(search.rows[STARTS[0]]))
+    traced = set.union(*batches)
+    del batches[:]
+    leader = search.refine("full")
+    assert leader is not None
+    assert leader.config.activation_checkpointing != "full"
+    assert leader.config.attention != "sdpa"
+    assert 0 < len(batches[0] - traced) <= 6
 
 
 def test_a_next_leader_profits_from_what_was_seen_around_the_last_one() -> None:
