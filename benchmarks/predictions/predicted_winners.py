@@ -42,7 +42,7 @@ MODELS = (
     "phi-1.5",
     "gpt2-xl",
 )
-GPUS = ("rtx-3060", "rtx-4090", "a100-40gb", "h100")
+GPUS = ("t4", "rtx-3060", "rtx-4090", "a100-40gb", "h100")
 NOTICED = 0.005  # of the answer: a smaller gain is none
 _MOST_FOLLOWED = 4  # of a tier, the best by rough figures
 
