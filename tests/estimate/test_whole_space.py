@@ -62,7 +62,7 @@ CHANGES: list[dict[str, Any]] = [
 def near() -> dict[str, SpacePredictions]:
     """Predictions on each device. On the card's, after all changes: checkpointed blocks."""
     asked = {
-        "cpu": (CPU, CHANGES[:7]),
+        "cpu": (CPU, CHANGES[:4]),
         "cuda": (AMPERE, [*CHANGES, {"activation_checkpointing": "full"}]),
     }
     return {
@@ -74,7 +74,7 @@ def near() -> dict[str, SpacePredictions]:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "part"), [(CPU, slice(7)), (AMPERE, slice(3, 12))], ids=["cpu", "cuda"]
+    ("hardware", "part"), [(CPU, slice(4)), (AMPERE, slice(3, 12))], ids=["cpu", "cuda"]
 )
 def test_combined_segments_give_what_a_full_trace_gives(
     near: dict[str, SpacePredictions], hardware: Any, part: slice
@@ -95,24 +95,25 @@ def test_streamed_weights_leave_the_device_and_their_constants_stay() -> None:
     """On an H200 the constants of NF4 were 390 MiB of an 8B model."""
     workload = llama_workload(1, 16, num_hidden_layers=4, hidden_size=512, intermediate_size=1024)
     lora = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
-    formats = ("nf4", "nf4-dq", "int8")
+    places = {"nf4": ("none", "cpu:3", "cpu"), "nf4-dq": ("none", "cpu"), "int8": ("none", "cpu")}
     changes = [
         {**lora, "quantization": value, "parameter_offload": where}
-        for value in formats
-        for where in ("none", "cpu:3", "cpu")
+        for value, of_weights in places.items()
+        for where in of_weights
     ]
     configs = list(_configs(AMPERE, changes, workload))
     predicted = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().allocated
     full = [peak_of(traced(workload, AMPERE, **config), AMPERE).nbytes for config in configs]
     assert predicted == pytest.approx(np.array(full, float), rel=0.004)
-    none, some, streamed = predicted.reshape(-1, 3).T
-    assert ((none > some) & (some > streamed)).all()
+    for before, after in itertools.pairwise(range(len(changes))):
+        if changes[before]["quantization"] == changes[after]["quantization"]:
+            assert predicted[before] > predicted[after]
 
 
 def test_what_some_blocks_keep_elsewhere_or_compute_again_is_told_apart() -> None:
     """The first blocks are checkpointed or offload what they save, others stream their weights."""
     pytest.importorskip("torchao")
-    sizes = {"num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 1408}
+    sizes = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1408}
     workload = replace(llama_workload(4, 1024, **sizes, max_position_embeddings=1024), traits=None)
     lora = {
         "lora_rank": 8,
@@ -121,11 +122,11 @@ def test_what_some_blocks_keep_elsewhere_or_compute_again_is_told_apart() -> Non
         "micro_batch_size": 4,
     }
     changes = [
-        {**lora, "activation_offload": "cpu:7"},
-        {**lora, "activation_offload": "cpu:9", "parameter_offload": "cpu:5"},
-        {**lora, "activation_offload": "cpu:6", "activation_checkpointing": "full:6"},
-        {**lora, "parameter_offload": "cpu:8", "activation_checkpointing": "full:4"},
-        {"precision": "bf16", "micro_batch_size": 4, "optimizer_offload": "cpu:7"},
+        {**lora, "activation_offload": "cpu:5"},
+        {**lora, "activation_offload": "cpu:6", "parameter_offload": "cpu:4"},
+        {**lora, "activation_offload": "cpu:4", "activation_checkpointing": "full:4"},
+        {**lora, "parameter_offload": "cpu:5", "activation_checkpointing": "full:3"},
+        {"precision": "bf16", "micro_batch_size": 4, "optimizer_offload": "cpu:5"},
     ]
     configs = list(_configs(AMPERE, changes, workload))
     predicted = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict().allocated
