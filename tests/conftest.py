@@ -215,8 +215,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # with what nobody needs any more: to find it takes a second in each process
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
