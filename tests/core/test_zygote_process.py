@@ -37,7 +37,7 @@ def test_what_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 IMPORTS = """
 from autofit.core import zygote_process as it
-with it.started_early():
+with it.started_early(()):
     import bitsandbytes, datasets, peft, transformers.modeling_utils
     now = it.environment_of_zygote()
     assert it.taken(now), set(now.items()) ^ set(it._early[0].environment.items())
