@@ -416,15 +416,24 @@ class SurrogateSampler(BaseSampler):
         left: Mask,
         merits: Merits,
     ) -> int:
-        """The fastest of those likely to fit whose probes are cheap; else the smallest config."""
+        """The fastest of those likely to fit whose probes are cheap; else the smallest config.
+
+        A search that polishes no tier begins with a dear probe that it would make next anyway, of
+        what is expected to be much better.
+        """
         surrogate = self.surrogate
         feasible = surrogate.probability_feasible(measurements, surrogate.pool)
         likely = left & (feasible > _LIKELY)
         if surrogate.informed and likely.any():
             cost = surrogate.cost(measurements)
             cheap = likely & (cost <= _CHEAP * cost[likely].min())
-            merit = np.where(cheap, merits.posterior.mean, -math.inf)
-            return int(np.argmax(merit))
+            first = int(np.argmax(np.where(cheap, merits.posterior.mean, -math.inf)))
+            if self._polishes_tiers or that_fit(measurements):
+                return first
+
+            best = int(np.argmax(np.where(likely, merits.posterior.mean, -math.inf)))
+            gain = merits.posterior.mean[best] - merits.posterior.mean[first]
+            return best if gain > math.log1p(_MUCH_BETTER) else first
 
         sizes = surrogate.memory.sizes(measurements, surrogate.pool)
         works = surrogate.works(measurements, surrogate.pool)

@@ -348,6 +348,33 @@ def test_a_quick_search_looks_for_the_much_better_before_it_looks_at_every_tier(
     assert tier(quick.choose(fastest)) != best
 
 
+@pytest.mark.parametrize(("faster", "begins_with"), [(1.3, "default"), (1.1, "none")])
+def test_a_quick_search_begins_with_a_dear_probe_of_what_is_much_better(
+    formula: Any, faster: float, begins_with: str
+) -> None:
+    """Compiling is expected to take half a minute; another search begins with a cheap probe."""
+    problem = formula(3, share=0.999)
+    pool, nbytes, seconds = [], [], []
+    for config in problem.configs:
+        for value, gain in (("none", 1.0), ("default", faster)):
+            pool.append(Config({**config, "compile": value}))
+            nbytes.append(0.5 * problem.budget)
+            seconds.append(EFFECTIVE_BATCH / problem.speed(config) / gain)
+
+    values = {**problem.space.knobs, "lora_targets": ("all-linear", None)}
+    surrogate = Surrogate(
+        {**values, "compile": ("none", "default")},
+        pool,
+        memory_order=problem.problem().memory_order,
+        memory_bytes=int(problem.budget),
+        predictions=Predictions.of(pool, nbytes, seconds),
+    )
+    quick = SurrogateSampler(surrogate, tolerance=0.1, polishes_tiers=False)
+    thorough = SurrogateSampler(surrogate, tolerance=0.03)
+    assert quick.choose([])["compile"] == begins_with
+    assert thorough.choose([])["compile"] == "none"
+
+
 def test_a_dear_probe_must_promise_as_much_more(formula: Any) -> None:
     problem = formula(3, share=0.999)
     exact = predictions_of(problem, memory_off=lambda config: 1.0)
