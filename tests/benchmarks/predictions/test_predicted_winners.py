@@ -35,6 +35,6 @@ def test_a_row_names_the_change_that_would_be_better() -> None:
     )
 
 
-def test_twelve_models_on_four_cards() -> None:
+def test_twelve_models_on_five_cards() -> None:
     assert len(set(predicted_winners.MODELS)) == 12
-    assert len(set(predicted_winners.GPUS)) == 4
+    assert len(set(predicted_winners.GPUS)) == 5
