@@ -1,7 +1,7 @@
 """What Configs of a space share: a group of them the segments, a pass the traces it is made of."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from autofit.core.config import Config, Value
@@ -71,7 +71,7 @@ def kinds_of_blocks(config: Config, depth: Depth) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceKeys:
-    """What is traced for configs: for alike ones the same.
+    """What is traced for configs on some hardware: for alike ones the same.
 
     Attributes:
         symbols: in place of sizes.
@@ -80,7 +80,7 @@ class TraceKeys:
     """
 
     symbols: Symbols
-    refused: Mapping[str, Collection[Value]] = field(default_factory=dict)
+    refused: Mapping[str, Collection[Value]]
 
     @classmethod
     def on(cls, hardware: Hardware, symbols: Symbols) -> Self:
@@ -141,7 +141,7 @@ class TraceKeys:
             same = knob.same_trace if exact_weights else {**knob.same_trace, **knob.same_work}
             value = config.get(knob.name)
             traced = same.get(value, value)
-            if traced not in self.refused.get(knob.name, ()):
+            if traced not in self.refused[knob.name]:
                 knobs[knob.name] = traced
 
         rank = self.symbols.rank if config.lora_rank else 0

@@ -175,11 +175,12 @@ class SurrogateSampler(BaseSampler):
     def acquisition_target(self, measurements: Measurements) -> tuple[Mask, Measurements] | None:
         """Which configs to choose from, and the measurements whose best to beat.
 
-        Once something fits: the tier of which least was seen, if too little; all configs left as
-        long as one may beat the best of all; those of the first tier in which one may beat the
-        tier's best; and the relatives of the leader that would be recommended in its place. Before
-        these a config whose one probe may have been disturbed. None where no config is worth a
-        probe.
+        Once something fits: in a search that polishes no tier all configs left, while one is
+        expected to be much better; the tier of which least was seen, if too little; all configs
+        left as long as one may beat the best of all; those of the first tier in which one may beat
+        the tier's best; and the relatives of the leader that would be recommended in its place.
+        Before these a config whose one probe may have been disturbed. None where no config is worth
+        a probe.
         """
         left = self.left(measurements)
         if not left.any():
@@ -191,8 +192,8 @@ class SurrogateSampler(BaseSampler):
             return None if is_hopeless else (left, measurements)
 
         few = self.little_seen(measurements)
-        first = not self._polishes_tiers and self.expects_much_better(measurements)
-        if few and not first:
+        is_hasty = not self._polishes_tiers and self.expects_much_better(measurements)
+        if few and not is_hasty:
             fewest = [name for name, good in few.items() if good == min(few.values())]
             return self._new_and_rivals(measurements, self._most_promising(measurements, fewest))
 
