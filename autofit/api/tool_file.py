@@ -31,6 +31,7 @@ from autofit.export.importers.document import Document
 from autofit.export.importers.frozen import Weights
 from autofit.export.importers.importer import Importer, Keys, config_of
 from autofit.export.importers.known_keys import note_on_unknown
+from autofit.export.importers.toml_document import TomlDocument
 from autofit.export.source import ExportSource
 from autofit.models import HuggingFaceModel, with_parts
 from autofit.models.trained_parts import parts_of
@@ -61,7 +62,7 @@ class Reading:
     """
 
     path: Path | None
-    document: Document | CommandLine
+    document: Document | TomlDocument | CommandLine
     importer: Importer
     model: str
     workload: Workload
@@ -102,13 +103,15 @@ def read(
     check_devices(devices, nodes)
 
     path, name, document = _document(file)
-    keys = document.keys
-    importer = importer_of(keys, name)
+    importer = importer_of(document.keys, name)
+    folder = path.parent if path else Path()
+    keys = {**document.keys, **importer.beside(document.keys, folder)}
+    document = replace(document, keys=keys)
     importer.check(keys)
     if reason := importer.refuse(keys):
         raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
 
-    division = _division(importer, keys, path, name)
+    division = _division(importer, keys, folder, name)
     there = _devices(name, division, device, devices, nodes)
     division = replace(division, devices=there.devices, nodes=there.nodes)
 
@@ -151,7 +154,7 @@ def read(
 
 def _document(
     file: str | Path | Sequence[str],
-) -> tuple[Path | None, str, Document | CommandLine]:
+) -> tuple[Path | None, str, Document | TomlDocument | CommandLine]:
     """Where a file is, what errors call it, and what it says; a command is nowhere."""
     if isinstance(file, str | Path):
         path = expanded(file, "file")
@@ -163,9 +166,8 @@ def _document(
     return None, name, document_of(command_text(file), name, is_command=True)
 
 
-def _division(importer: Importer, keys: Keys, path: Path | None, name: str) -> Division:
+def _division(importer: Importer, keys: Keys, folder: Path, name: str) -> Division:
     """How a file divides the training over devices; `name` is what errors call it."""
-    folder = path.parent if path else Path()
     try:
         return importer.divide(keys, folder)
     except InputError as error:
@@ -241,7 +243,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError as error:
         raise InputError(f"the file {path} is not there.", "Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as text.", "Give a YAML file.") from error
+        raise InputError(f"{path} cannot be read as text.", "Give a file of text.") from error
 
 
 def _devices(name: str, division: Division, device: str, given: int | None, nodes: int) -> Hardware:

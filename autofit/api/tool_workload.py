@@ -14,19 +14,28 @@ from autofit.core.knobs.lora_targets import SETS
 from autofit.core.knobs.loss import KNOB as LOSS
 from autofit.core.knobs.micro_batch_size import KNOB as MICRO_BATCH
 from autofit.core.tasks import TASKS
+from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.tasks.image_text_to_text import IMAGE_TEXT_TO_TEXT
 from autofit.core.workload import Workload
 from autofit.export.exactness import rules_of
 from autofit.export.importers.importer import Importer, Keys
+from autofit.export.importers.pictures import PicturesOfFile, preset_like
+from autofit.export.pictures import pictures_of
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import Tool
 from autofit.models import (
     HuggingFaceModel,
     needs_images,
+    pipeline_named,
     resolve,
     with_fields,
     with_loss_of,
     with_rounding,
+)
+from autofit.models.diffusion.pipeline import (
+    DiffusersModel,
+    largest_bucket,
+    parse_resolution,
 )
 from autofit.models.huggingface import TILES
 from autofit.models.stand_ins import stand_in
@@ -85,6 +94,8 @@ def trained_by(
     named = model or _named(importer, keys)
     if not named:
         raise InputError(f"{name} names no {importer.model}.", "Give --model.")
+    if importer.pictures is not None:
+        return _of_pictures(importer.pictures(keys), named, model=model, task=task, tokens=seq_len)
 
     tokens = seq_len or importer.sample_tokens(keys)
     task = task or importer.task(keys)
@@ -124,6 +135,37 @@ def trained_by(
     return TrainedModel(named, stands, workload, holds, tuple(notes))
 
 
+def _of_pictures(
+    found: PicturesOfFile,
+    named: str,
+    *,
+    model: str | None,
+    task: str | None,
+    tokens: int | None,
+) -> TrainedModel:
+    """The denoiser that a file trains; raises as `trained_by`."""
+    stands, note = named, None
+    if model is None:
+        stands, note = preset_like(named, found.family)
+
+    resolution = found.resolution
+    if resolution is not None:
+        width, height = largest_bucket(pipeline_named(stands), *parse_resolution(resolution))
+        resolution = f"{width}x{height}"
+
+    workload = resolve(
+        stands,
+        task=task or DIFFUSION.name,
+        sequence_length=tokens or found.prompt_tokens,
+        effective_batch_size=1,
+        resolution=resolution,
+        frames=found.frames,
+    )
+    # What is cached and what is not, the importer's notes say.
+    workload = replace(workload, notes=())
+    return TrainedModel(named, stands, workload, (), (note,) if note else ())
+
+
 def for_tool(workload: Workload, tool: Tool, device: str) -> Workload:
     """The workload as a tool trains it, and only by configs that it runs exactly as measured.
 
@@ -154,6 +196,10 @@ def source_of(workload: Workload, weights: str, device: str) -> ExportSource:
         weights: what the tool loads.
     """
     off = {technique.name: technique.off for technique in all_techniques()}
+    pictures = None
+    if isinstance(workload.model, DiffusersModel):
+        pictures = pictures_of(workload.model, workload.source)
+
     return ExportSource(
         model=workload.name,
         config=Config({**off, **dict.fromkeys(SIZES, 1)}),
@@ -164,6 +210,7 @@ def source_of(workload: Workload, weights: str, device: str) -> ExportSource:
         versions=_THERE,
         off=off,
         own_loss=getattr(workload.loss, "tool", None),
+        pictures=pictures,
     )
 
 

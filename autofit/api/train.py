@@ -49,6 +49,7 @@ def train(
     loss_options: Mapping[str, Any] | None = None,
     eval_data: Path | None = None,
     packing: bool | None = None,
+    by_shape: bool = False,
     learn: str = LEARNT[0],
     output: Path | None = None,
     memory_snapshot: bool = False,
@@ -68,6 +69,8 @@ def train(
         loss_options: of the loss of the task, such as {"beta": 0.2}; others are as in
             `autofit.losses`.
         packing: None: as the search chose that knew its data, else by the form of the data.
+        by_shape: pictures keep about their own shapes, in batches of one shape each; else all are
+            cut to one.
         learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all
             tokens.
         output: receives the checkpoints and the model, with its tokenizer.
@@ -101,6 +104,7 @@ def train(
             eval_data=eval_data,
             loss_options=loss_options,
             output=output,
+            by_shape=by_shape,
             seed=seed,
             progress=progress,
             callbacks=callbacks,
@@ -108,6 +112,8 @@ def train(
             **training,
         )
 
+    if by_shape:
+        raise InputError(f"{saved.model} is no model of pictures.", "Leave by_shape out.")
     factory = workload.model
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:

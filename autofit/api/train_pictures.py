@@ -1,7 +1,10 @@
 """`autofit train` of a denoiser: pictures with captions, or latents that are there already."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,17 @@ from autofit.data.latents import (
     latents_loader,
     read_latents,
 )
-from autofit.models.diffusion.encode import check_encoded, encode
+from autofit.models.diffusion.encode import Bucket, Captioned, check_encoded, encode, picture_size
 from autofit.models.diffusion.latents import RandomLatents
-from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
+from autofit.models.diffusion.pipeline import (
+    DiffusersModel,
+    buckets_of,
+    diffusers_class,
+    downscale,
+)
 from autofit.models.losses import with_options
 
-_ENCODED = "encoded.safetensors"
+_ENCODED = "encoded-{}.safetensors"  # by the number of the bucket
 _KOHYA = "kohya.safetensors"
 _ADAPTER = "pytorch_lora_weights.safetensors"  # as diffusers names it, and its users load it
 
@@ -45,6 +53,7 @@ def train_pictures(
     eval_data: Path | None,
     loss_options: Mapping[str, Any] | None,
     output: Path | None,
+    by_shape: bool,
     seed: int,
     listener: Listener,
     **training: Any,
@@ -56,10 +65,11 @@ def train_pictures(
     """
     model = workload.model
     assert isinstance(model, DiffusersModel), "its caller has looked"
-    loader = _loader(model, workload, data, weights, listener)
+    load = partial(_loader, model, workload, by_shape=by_shape)
+    loader = load(data, weights, listener)
     evaluated = None
     if eval_data is not None:
-        evaluated = in_order(_loader(model, workload, eval_data, weights, listener))
+        evaluated = in_order(load(eval_data, weights, listener))
 
     torch.manual_seed(seed)
     trained_model = model() if weights is None else _load(model, weights)
@@ -98,21 +108,23 @@ def _loader(
     data: Path,
     weights: str | Path | None,
     listener: Listener,
+    *,
+    by_shape: bool,
 ) -> NoisyLoader:
     """The loader of a folder of pictures, or of a file of latents."""
     sizes: Any = workload.batch
     assert isinstance(sizes, RandomLatents), "its batches are made by it"
     check_readable(data, "the data")
     notes: list[str] = []
-    tensors: dict[str, torch.Tensor] = {}
     if data.is_dir():
-        tensors |= _encoded(model, sizes, data, weights, notes)
+        buckets = _encoded(model, sizes, data, weights, notes, by_shape=by_shape)
     else:
-        tensors |= read_latents(data, sizes.shapes())
-    tensors |= sizes.told(len(tensors["latents"]))
+        buckets = [(sizes, read_latents(data, sizes.shapes()))]
     for note in notes:
         listener(Note(note))
-    return latents_loader(tensors, workload.effective_batch_size, sizes.noise, notes)
+
+    told = [{**tensors, **size.told(len(tensors["latents"]))} for size, tensors in buckets]
+    return latents_loader(told, workload.effective_batch_size, sizes.noise, notes)
 
 
 def _encoded(
@@ -121,8 +133,14 @@ def _encoded(
     folder: Path,
     weights: str | Path | None,
     notes: list[str],
-) -> dict[str, torch.Tensor]:
-    """The latents and embeddings of a folder's pictures, kept in the user's cache."""
+    *,
+    by_shape: bool,
+) -> list[tuple[RandomLatents, dict[str, torch.Tensor]]]:
+    """The latents and embeddings of a folder's pictures by size, kept in the user's cache.
+
+    Args:
+        by_shape: of several sizes, as the pictures' own shapes are; else of one.
+    """
     pictures = captioned_pictures(folder, notes)
     check_pillow(folder)
     check_encoded(model)
@@ -130,18 +148,50 @@ def _encoded(
         message = "pictures are encoded by a VAE and text encoders, and no weights are given."
         raise InputError(message, "Give --weights DIR, or --data a .safetensors file of latents.")
 
-    facts = [str(weights), repr(sizes)]
-    for file, caption in pictures:
-        with file.open("rb") as content:
-            facts += [hashlib.file_digest(content, "sha256").hexdigest(), caption]
+    buckets: list[Bucket] = [(sizes, pictures)]
+    if by_shape:
+        buckets = _by_shape(model, sizes, pictures)
+        shapes = [f"{len(some)} of {size.width}x{size.height}" for size, some in buckets]
+        notes.append(f"pictures by shape: {', '.join(shapes)}.")
+
+    facts = [str(weights)]
+    for size, some in buckets:
+        facts.append(repr(size))
+        for file, caption in some:
+            with file.open("rb") as content:
+                facts += [hashlib.file_digest(content, "sha256").hexdigest(), caption]
 
     def build(part: Path) -> None:
-        tensors = encode(model, weights, pictures, sizes)
-        safetensors.torch.save_file(tensors, part / _ENCODED)
+        for number, tensors in enumerate(encode(model, weights, buckets)):
+            safetensors.torch.save_file(tensors, part / _ENCODED.format(number))
 
     kept = cached_folder(digest("\0".join(facts)), build)
     notes.append(f"{pluralize(len(pictures), 'picture')} of {folder} encoded, in {kept}.")
-    return safetensors.torch.load_file(kept / _ENCODED)
+    return [
+        (size, safetensors.torch.load_file(kept / _ENCODED.format(number)))
+        for number, (size, _) in enumerate(buckets)
+    ]
+
+
+def _by_shape(
+    model: DiffusersModel,
+    sizes: RandomLatents,
+    pictures: Sequence[Captioned],
+) -> list[Bucket]:
+    """Pictures by the bucket whose shape is nearest to their own; no empty ones."""
+    ratios = {w / h: (w, h) for w, h in buckets_of(model, sizes.width, sizes.height)}
+    sorted_in: dict[tuple[int, int], list[Captioned]] = {}
+    for picture in pictures:
+        width, height = picture_size(picture[0])
+        nearest = min(ratios, key=lambda ratio: abs(math.log(ratio * height / width)))
+        sorted_in.setdefault(ratios[nearest], []).append(picture)
+
+    scale = downscale(model)
+    buckets = []
+    for (width, height), some in sorted_in.items():
+        shape = (*sizes.shape[:-2], height // scale, width // scale)
+        buckets.append((replace(sizes, shape=shape, width=width, height=height), some))
+    return buckets
 
 
 def _save_for_diffusers(model: Any, folder: str, adapters: Path) -> None:

@@ -122,7 +122,7 @@ def tune(
     listener: Listener | None = None,
     **options: Any,
 ) -> Tuned:
-    """Choose what only costs in a file of axolotl, LLaMA-Factory, TRL or ms-swift: micro-batch,
+    """Choose what only costs in a file of another tool, such as axolotl, TRL or sd-scripts: micro-batch,
     accumulation, checkpointing, offloading, attention, kernels, compiling. What is learnt stays as
     it is.
 

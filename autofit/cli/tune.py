@@ -48,7 +48,7 @@ def tune(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Tune a file of axolotl, LLaMA-Factory, TRL or ms-swift for a card; what is learnt stays as it is.
+    """Tune a file of axolotl, LLaMA-Factory, TRL, ms-swift or kohya for a card; what is learnt stays as it is.
 
     Examples:
       autofit tune axolotl.yaml --gpu-mem 24

@@ -3,6 +3,7 @@ already, and a loader that draws noise beside them."""
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from autofit.core.errors import InputError, pluralize
 from autofit.core.files import check_readable, read_text
 from autofit.data.failures import failing_as, kind_of_error
 from autofit.data.folders import is_litter
-from autofit.data.samples import Batch, FileLoader, Stacked
+from autofit.data.samples import Batch, FileLoader, Stacked, filled_up
 
 Noise = Callable[[Batch, torch.Generator], Batch]
 
@@ -52,11 +53,75 @@ class NoisyLoader(FileLoader):
             yield {name: tensor[first:] for name, tensor in whole.items()}
 
 
+@dataclass(frozen=True)
+class Buckets:
+    """Samples of several sizes: those of each in a bucket, numbered one bucket after the other."""
+
+    stacks: tuple[Stacked, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stacks))
+
+    def batch(self, chosen: torch.Tensor) -> Batch:
+        """The samples of these numbers, which are of one bucket."""
+        first = int(chosen[0])
+        for stack, numbers in zip(self.stacks, self.numbers(), strict=True):
+            if first in numbers:
+                return stack.batch(chosen - numbers.start)
+        raise IndexError(first)
+
+    def largest_id(self) -> int:
+        return 0
+
+    def numbers(self) -> list[range]:
+        """The numbers of each bucket's samples."""
+        found = []
+        start = 0
+        for stack in self.stacks:
+            found.append(range(start, start + len(stack)))
+            start += len(stack)
+        return found
+
+
+@dataclass(frozen=True)
+class BucketLoader(NoisyLoader):
+    """A loader whose batches are each of one bucket."""
+
+    def __len__(self) -> int:
+        assert isinstance(self.samples, Buckets), "it is made with them"
+        return sum(math.ceil(len(stack) / self.batch_size) for stack in self.samples.stacks)
+
+    def _order(self, generator: torch.Generator) -> torch.Tensor:
+        """Batches of all buckets in any order; each bucket fills up its own last batch."""
+        assert isinstance(self.samples, Buckets), "it is made with them"
+        batches: list[torch.Tensor] = []
+        for numbers in self.samples.numbers():
+            shuffled = numbers.start + torch.randperm(len(numbers), generator=generator)
+            batches += filled_up(shuffled, self.batch_size).split(self.batch_size)
+
+        places = torch.randperm(len(batches), generator=generator).tolist()
+        return torch.cat([batches[place] for place in places])
+
+    def in_order(self) -> Iterator[Batch]:
+        """Every sample once, one bucket after the other, with the same noise each time."""
+        assert isinstance(self.samples, Buckets), "it is made with them"
+        for stack in self.samples.stacks:
+            alone = NoisyLoader(stack, self.batch_size, noise=self.noise)
+            yield from alone.in_order()
+
+
 def latents_loader(
-    tensors: Mapping[str, torch.Tensor], batch_size: int, noise: Noise, notes: Sequence[str] = ()
+    buckets: Sequence[Mapping[str, torch.Tensor]],
+    batch_size: int,
+    noise: Noise,
+    notes: Sequence[str] = (),
 ) -> NoisyLoader:
-    """The loader of latents and conditions, with the samples along dim 0."""
-    return NoisyLoader(Stacked(tensors), batch_size, notes=tuple(notes), noise=noise)
+    """The loader of latents and conditions, with the samples of each bucket along dim 0."""
+    stacks = tuple(map(Stacked, buckets))
+    given: dict[str, Any] = {"notes": tuple(notes), "noise": noise}
+    if len(stacks) == 1:
+        return NoisyLoader(stacks[0], batch_size, **given)
+    return BucketLoader(Buckets(stacks), batch_size, **given)
 
 
 def in_order(loader: NoisyLoader) -> Any:

@@ -417,12 +417,8 @@ class FileLoader:
             place.samples = 0
         place.loaded = False
 
-        # The last batch is filled up with samples from the beginning of the order.
-        samples = len(self.samples)
-        total = len(self) * self.batch_size
         generator = torch.Generator().manual_seed(place.seed)
-        order = torch.randperm(samples, generator=generator)
-        order = order.repeat(math.ceil(total / samples))[:total]
+        order = self._order(generator)
 
         begun = place.samples // self.batch_size
         batches = self._batches(order, generator, place.samples)
@@ -466,6 +462,10 @@ class FileLoader:
         self._place.seed = seed
         self._place.samples = samples
         self._place.loaded = True
+
+    def _order(self, generator: torch.Generator) -> torch.Tensor:
+        """The samples of a pass, as many as its batches take."""
+        return filled_up(torch.randperm(len(self.samples), generator=generator), self.batch_size)
 
     def _batches(
         self,
@@ -512,6 +512,12 @@ class FileLoader:
 
             if coming:
                 yield coming.result()
+
+
+def filled_up(order: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """An order of samples, with its beginning again as far as the last batch has room."""
+    total = math.ceil(len(order) / batch_size) * batch_size
+    return order.repeat(math.ceil(total / len(order)))[:total]
 
 
 def _evaluation_generator() -> torch.Generator:

@@ -84,6 +84,18 @@ def pictures_of(model: DiffusersModel, source: Mapping[str, Any]) -> Pictures:
     )
 
 
+def family_of_preset(name: str) -> str | None:
+    """What tools know a preset's denoiser as."""
+    config = presets()[name]["denoiser"]
+    return _family(config["_class_name"], config)
+
+
+def blocks_of_preset(name: str) -> int:
+    """The blocks of a preset's transformer; 0 of a UNet."""
+    config = presets()[name]["denoiser"]
+    return int(config.get("num_layers", 0) + config.get("num_single_layers", 0))
+
+
 def _family(kind: str, config: Mapping[str, Any]) -> str | None:
     """What tools know a class of denoisers as."""
     if kind != "UNet2DConditionModel":

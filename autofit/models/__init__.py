@@ -237,6 +237,11 @@ def _is_pipeline(kind: str, name: str) -> bool:
     return kind == "directory" and is_pipeline(Path(name).expanduser())
 
 
+def pipeline_named(name: str) -> DiffusersModel:
+    """The model of a preset or a directory. Raises InputError: it is no pipeline of diffusers."""
+    return _read_pipeline(kind_of(name), name)
+
+
 def _read_pipeline(kind: str, name: str) -> DiffusersModel:
     """The model that a pipeline's name means."""
     return preset_pipeline(name) if kind == "preset" else read_pipeline(name)

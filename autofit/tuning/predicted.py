@@ -224,7 +224,7 @@ class PredictedSearch:
         best = self._best([estimate for estimate in tiers.values() if estimate])
         notes: list[str | None] = [*self._notes]
         if best:
-            close = self._answer.close[tier(best.config)]
+            close = self._answer.close.get(tier(best.config), 0)
             notes.append(close_call_note(close, self._options.tolerance))
         notes.append(packing_note(self.workload.description(), best))
 

@@ -92,7 +92,8 @@ class Answer:
     Attributes:
         rows: of all configs that were.
         followed: by tier the best config that surely fits, else one that may.
-        close: by tier how many configs were too close to it to call.
+        close: by tier how many configs were too close to it to call; without those of which only
+            the smallest was followed, as no other may fit.
         cut_short: whether there was no time to look at all that may be better.
     """
 

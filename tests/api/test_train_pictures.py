@@ -136,6 +136,20 @@ def test_pictures_are_encoded_once_and_again_when_a_caption_changes(
     assert len(calls) == 2
 
 
+def test_pictures_of_several_shapes_are_trained_in_batches_of_one(
+    tmp_path: Path, pictures: Path
+) -> None:
+    model = write_whole(tmp_path / "model", "sdxl")
+    case = Case(tmp_path, model, LORA, "sdxl")
+    trained = case.train(
+        pictures, weights=model, by_shape=True, eval_data=pictures, steps=None, epochs=1
+    )
+    told = "pictures by shape: 1 of 80x48, 1 of 64x64, 1 of 56x72."
+    assert case.notes.count(told) == 2
+    assert len(trained.history) == 3  # a batch of each shape, filled up with the same
+    assert len(trained.evaluations) == 1
+
+
 def latents_file(path: Path, model: Path, samples: int = 4) -> Path:
     """Random latents as a file."""
     batch: Any = resolve(str(model), resolution=64).batch

@@ -46,6 +46,8 @@ _NUMBER = re.compile(r"-?[\d.]+(?:e-?\d+)?")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 ENVIRONMENT, LAUNCHER = "ENV.", "launcher."  # before the keys of what a command is started with
 COMMAND = f"{LAUNCHER}command"  # what trains, as words with a space between
+_BETWEEN = " \t\r\n\\"  # two options
+_PYTHON = "python"  # the tool of scripts that go by their own names; their switches take no value
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 
 
@@ -113,11 +115,14 @@ class CommandLine:
                 options[key] = value
 
         for key, value in self._whole(options).items():
-            option = _option(key, value)
-            start, stop = self._places.get(key, (self._end, self._end))
-            if key not in self._places:
-                option = self._between() + option
-            edits.append((start, stop, option))
+            option = self._option(key, value)
+            if key in self._places:
+                start, stop = self._places[key]
+                if not option:
+                    start = len(self.text[:start].rstrip(_BETWEEN))
+                edits.append((start, stop, option))
+            elif option:
+                edits.append((self._end, self._end, self._between() + option))
 
         text = self.text
         edits.sort(key=lambda edit: edit[0], reverse=True)
@@ -138,6 +143,16 @@ class CommandLine:
             found[option] = value
 
         return found
+
+    def _option(self, name: str, value: Any) -> str:
+        """An option with its value, as a shell takes it; nothing where a switch is off."""
+        if self.program[0] == _PYTHON and isinstance(value, bool):
+            return f"--{name}" if value else ""
+
+        values = value
+        if not isinstance(value, list):
+            values = [value]
+        return " ".join([f"--{name}", *map(_quoted, values)])
 
     def _between(self) -> str:
         """What stands between two options of this command."""
@@ -242,12 +257,12 @@ def _program(
     word: str,
     programs: Sequence[tuple[str, str]],
 ) -> tuple[str, str] | None:
-    """The program that a word names: as `swift sft`, swift/cli/sft.py, -m swift.cli.sft or -m
-    trl.scripts.sft."""
+    """The program that a word names: as `swift sft`, swift/cli/sft.py, -m swift.cli.sft, -m
+    trl.scripts.sft, or sdxl_train_network.py, of which the tool is python."""
     path = PurePosixPath(word)
     for tool, does in programs:
         is_command = word == does and PurePosixPath(before).name == tool
-        is_script = path.name == f"{does}.py" and tool in path.parts
+        is_script = path.name == f"{does}.py" and tool in (*path.parts, _PYTHON)
         is_module = word in (f"{tool}.cli.{does}", f"{tool}.scripts.{does}")
         if is_command or is_script or is_module:
             return tool, does
@@ -345,14 +360,6 @@ def _typed(word: str) -> Any:
             continue
 
     return word
-
-
-def _option(name: str, value: Any) -> str:
-    """An option with its value, as a shell takes it."""
-    values = value
-    if not isinstance(value, list):
-        values = [value]
-    return " ".join([f"--{name}", *map(_quoted, values)])
 
 
 def _quoted(value: Any) -> str:

@@ -11,13 +11,16 @@ from autofit.core.errors import InputError
 from autofit.core.strict_yaml import dump, parse
 from autofit.export.tool import nested
 
+# Lists of mappings that are read as mappings by number: those that ai-toolkit's jobs hold.
+_LISTS = ("config.process", "config.process.0.datasets")
+
 
 @dataclass(frozen=True)
 class Document:
     """The text of a file, and what it says.
 
     Attributes:
-        keys: its values by their path (`fsdp_config.offload_params`).
+        keys: its values by their path (`fsdp_config.offload_params`, `config.process.0.type`).
     """
 
     text: str
@@ -140,6 +143,12 @@ class _Places:
                 if not text[colon:start].strip():  # no comment stands between
                     start = colon
 
+            elif isinstance(value, yaml.SequenceNode) and path in _LISTS:
+                for number, item in enumerate(value.value):
+                    if isinstance(item, yaml.MappingNode) and item.value:
+                        self.mappings[f"{path}.{number}"] = _begin(text, item)
+                        self._visit(text, item, f"{path}.{number}.")
+
             self.values[path] = (start, stop)
 
 
@@ -214,6 +223,8 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
+        if isinstance(value, list) and path in _LISTS:
+            value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, Mapping) and value:
             found |= flat(value, f"{path}.")
         else:

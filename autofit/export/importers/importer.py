@@ -24,6 +24,7 @@ from autofit.export.importers.command_line import COMMAND, ENVIRONMENT
 from autofit.export.importers.division import Division
 from autofit.export.importers.frozen import Trained, Weights
 from autofit.export.importers.fsdp import key_of_fsdp
+from autofit.export.importers.pictures import PicturesOfFile
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys, write
 from autofit.models.fake_quantised import FakeQuantisation
@@ -46,8 +47,9 @@ class Importer:
         marks: keys that only its files have; one is enough.
         model: the key of the model.
         length: the keys of the tokens of a sample, of which a file has one, and how many they are
-            without.
+            without; those of pictures are no such.
         task: by the keys, what a file trains.
+        pictures: by the keys, what a denoiser is trained on; None: no denoiser.
         refuse: by the keys, why a file cannot be tuned, as a sentence; or None.
         divide: by the keys and the folder of the file, how it divides a training over devices.
         targets: the key of the layers that get adapters.
@@ -67,6 +69,8 @@ class Importer:
             differ, as `models.with_fields` takes it.
         stretches: whether it lets models take longer samples than they were made for.
         notes: by the keys, sentences on what is predicted otherwise than the file says.
+        beside: by the keys and the folder of the file, keys that stand in another file.
+        choices: by the model with all knobs off, values of knobs in place of the usual ones.
         read: the keys, without those that say nothing beside others, and with what the tool works
             out for so many devices.
         written: (the file's keys, those that change, all that the exporter writes now) -> those that
@@ -81,10 +85,11 @@ class Importer:
     tool: Tool
     marks: tuple[str, ...]
     model: str
-    length: tuple[tuple[str, ...], int]
     task: Callable[[Keys], str]
     refuse: Callable[[Keys], str | None]
-    targets: str
+    length: tuple[tuple[str, ...], int] = ((), 0)
+    pictures: Callable[[Keys], PicturesOfFile] | None = None
+    targets: str = ""
     divide: Callable[[Keys, Path], Division] = lambda keys, folder: Division()
     takes_usual: bool = False
     section: str = ""
@@ -98,6 +103,8 @@ class Importer:
     fields: Callable[[Keys, Task, Keys], Mapping[str, Any]] = lambda keys, task, config: {}
     stretches: bool = False
     notes: Callable[[Keys], Sequence[str]] = lambda keys: ()
+    beside: Callable[[Keys, Path], Keys] = lambda keys, folder: {}
+    choices: Callable[[ExportSource], Mapping[str, Sequence[Value]]] = lambda source: {}
     read: Callable[[Keys, Division], Keys] = lambda keys, division: keys
     written: Callable[[Keys, Keys, Keys], Keys] = lambda keys, changed, written: changed
     older: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +116,7 @@ class Importer:
     def check(self, keys: Keys) -> None:
         """Raise an InputError where a key that takes one value has several, or none of its kind."""
         for key in (*self.defaults, *self.single):
-            if isinstance(self.defaults.get(key), dict):
+            if isinstance(self.defaults.get(key), dict | list):
                 continue
 
             name = self.name_of(keys, key)
@@ -223,6 +230,7 @@ def config_of(
     tool = importer.tool
     source = replace(source, effective_batch_size=None)  # which the file's sizes make
     keys = importer.read(keys, division)
+    choices = {**choices, **importer.choices(source)}
     others = (knob for knob in tool.knobs if knob not in _FIRST)
     for knob in (*_FIRST, *others):
         if knob not in tool.knobs or knob not in source.config or knob_named(knob).of_devices:
@@ -341,7 +349,8 @@ def _nearest(
     values: Sequence[Value],
 ) -> Value:
     """The value whose keys differ from the file's in the fewest, of those that tell values apart;
-    of several, the one whose keys the file has most of, and that the tool trains exactly.
+    of several, the one whose keys the file has most of, whose numbers are nearest, and that the
+    tool trains exactly.
 
     Raises:
         InputError: the file says something by such a key that no value is.
@@ -362,6 +371,7 @@ def _nearest(
     for value, share in shares.items():
         differing = 0.0
         in_file = 0
+        apart = 0.0  # of numbers
         for key in telling:
             said = importer.says(keys, key)
             if key not in share.keys:
@@ -369,9 +379,11 @@ def _nearest(
                     differing += 0.5
             elif not _same(said, share.keys[key]):
                 differing += 1
+                if _is_number(said) and _is_number(share.keys[key]):
+                    apart += abs(said - share.keys[key])
             elif importer.has(keys, key):
                 in_file += 1
-        ranks[value] = (differing, -in_file, bool(share.deviations))
+        ranks[value] = (differing, -in_file, apart, bool(share.deviations))
 
     for key in telling:
         said = importer.says(keys, key)

@@ -13,7 +13,7 @@ from autofit.export.template import yaml_file
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 
 TITLE = "ai-toolkit"
-_ARCHITECTURES = {
+ARCHITECTURES = {
     SD_15: "sd1",
     SDXL: "sdxl",
     SD_35: "sd3",
@@ -23,11 +23,11 @@ _ARCHITECTURES = {
 }
 _NOISES = (SD_15, SDXL)  # the others learn a flow
 _STEPS = 1000  # which it must be told
-_PROCESS = "config.process.0"
-_TRAIN = f"{_PROCESS}.train"
-_MODEL = f"{_PROCESS}.model"
-_NETWORK = f"{_PROCESS}.network"
-_DATA = f"{_PROCESS}.datasets.0"
+PROCESS = "config.process.0"
+TRAIN = f"{PROCESS}.train"
+MODEL = f"{PROCESS}.model"
+NETWORK = f"{PROCESS}.network"
+_DATA = f"{PROCESS}.datasets.0"
 _OPTIMIZERS = {
     "adamw": "adamw",
     "adamw-8bit": "adamw8bit",
@@ -44,23 +44,23 @@ def _fixed(request: Request) -> Mapping[str, Any]:
     keys = {
         "job": "extension",
         "config.name": "trained",
-        f"{_PROCESS}.type": "sd_trainer",
-        f"{_PROCESS}.training_folder": "trained",
-        f"{_PROCESS}.device": "cuda:0",
-        f"{_MODEL}.name_or_path": pictures.weights(source),
-        f"{_MODEL}.arch": _ARCHITECTURES[str(found.family)],
+        f"{PROCESS}.type": "sd_trainer",
+        f"{PROCESS}.training_folder": "trained",
+        f"{PROCESS}.device": "cuda:0",
+        f"{MODEL}.name_or_path": pictures.weights(source),
+        f"{MODEL}.arch": ARCHITECTURES[str(found.family)],
         f"{_DATA}.folder_path": pictures.data(source),
         f"{_DATA}.caption_ext": pictures.CAPTIONS,
         f"{_DATA}.resolution": [math.isqrt(found.width * found.height)],
         f"{_DATA}.cache_latents_to_disk": True,
         f"{_DATA}.cache_text_embeddings": True,
-        f"{_TRAIN}.cache_text_embeddings": True,
-        f"{_TRAIN}.train_unet": True,
-        f"{_TRAIN}.train_text_encoder": False,
-        f"{_TRAIN}.disable_sampling": True,
-        f"{_TRAIN}.noise_scheduler": "ddpm" if found.family in _NOISES else "flowmatch",
-        f"{_TRAIN}.steps": _STEPS,
-        f"{_TRAIN}.lr": default_learning_rate(request.config),
+        f"{TRAIN}.cache_text_embeddings": True,
+        f"{TRAIN}.train_unet": True,
+        f"{TRAIN}.train_text_encoder": False,
+        f"{TRAIN}.disable_sampling": True,
+        f"{TRAIN}.noise_scheduler": "ddpm" if found.family in _NOISES else "flowmatch",
+        f"{TRAIN}.steps": _STEPS,
+        f"{TRAIN}.lr": default_learning_rate(request.config),
     }
     if found.frames is not None:
         keys[f"{_DATA}.num_frames"] = found.frames
@@ -72,7 +72,7 @@ def _precision(request: Request) -> ToolKeys:
     value = request.config.precision
     dtypes = {"fp32": "fp32", "tf32": "fp32", "fp16-mixed": "fp16"}
     dtype = dtypes.get(value, "bf16")
-    keys = {f"{_TRAIN}.dtype": dtype, f"{_MODEL}.dtype": dtype}
+    keys = {f"{TRAIN}.dtype": dtype, f"{MODEL}.dtype": dtype}
     if value == "tf32":
         return request.keys("precision", keys, shared.TF32.format(TITLE))
     if value in ("bf16", "fp8"):
@@ -85,9 +85,9 @@ def _quantization(request: Request) -> ToolKeys:
     """Frozen weights in whole numbers of 8 or 4 bits."""
     value = request.config.quantization
     if value == "none":
-        return ToolKeys({f"{_MODEL}.quantize": False})
+        return ToolKeys({f"{MODEL}.quantize": False})
 
-    keys = {f"{_MODEL}.quantize": True, f"{_MODEL}.qtype": "int8" if value == "int8" else "uint4"}
+    keys = {f"{MODEL}.quantize": True, f"{MODEL}.qtype": "int8" if value == "int8" else "uint4"}
     instead = f"{TITLE} quantises by other code, to whole numbers of 4 bits"
     if value == "int8":
         instead = f"{TITLE} quantises by torchao"
@@ -96,13 +96,13 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _parameter_offload(request: Request) -> ToolKeys:
     """Weights of layers rest on the host."""
-    keys: dict[str, Any] = {f"{_MODEL}.layer_offloading": False}
+    keys: dict[str, Any] = {f"{MODEL}.layer_offloading": False}
     share = pictures.share_streamed(request)
     if share:
         keys = {
-            f"{_MODEL}.layer_offloading": True,
-            f"{_MODEL}.layer_offloading_transformer_percent": round(share, 4),
-            f"{_MODEL}.layer_offloading_text_encoder_percent": 0.0,
+            f"{MODEL}.layer_offloading": True,
+            f"{MODEL}.layer_offloading_transformer_percent": round(share, 4),
+            f"{MODEL}.layer_offloading_text_encoder_percent": 0.0,
         }
         instead = f"{TITLE} streams layer by layer, without the next one under way"
         return request.keys("parameter_offload", keys, instead)
@@ -112,7 +112,7 @@ def _parameter_offload(request: Request) -> ToolKeys:
 def _optimizer(request: Request) -> ToolKeys:
     """The optimizer by its name; AdamW where it has none of it."""
     value = str(request.config.optimizer)
-    key = f"{_TRAIN}.optimizer"
+    key = f"{TRAIN}.optimizer"
     if value in _OPTIMIZERS:
         return ToolKeys({key: _OPTIMIZERS[value]})
     if value == "paged-adamw-8bit":
@@ -127,7 +127,7 @@ def _optimizer(request: Request) -> ToolKeys:
 
 def _compile(request: Request) -> ToolKeys:
     on = request.config.compile != "none"
-    keys = {f"{_MODEL}.compile": on, f"{_MODEL}.block_compile": on}
+    keys = {f"{MODEL}.compile": on, f"{MODEL}.block_compile": on}
     return pictures.compiled(request, keys, by_blocks=True)
 
 
@@ -154,29 +154,29 @@ TOOL = Tool(
     file="aitoolkit.yaml",
     files=_files,
     tasks=pictures.TASKS,
-    refuse=lambda source: pictures.refuse(source, TITLE, tuple(_ARCHITECTURES)),
+    refuse=lambda source: pictures.refuse(source, TITLE, tuple(ARCHITECTURES)),
     fixed=_fixed,
     knobs={
         **pictures.missing(TITLE),
         **shared.missing(TITLE, "activation_offload", "optimizer_in_backward"),
         **pictures.kinds_of_adapter(TITLE, "lora_dora", "lora_rslora", "lora_plus"),
-        **shared.values(micro_batch_size=f"{_TRAIN}.batch_size"),
-        **shared.values(gradient_accumulation_steps=f"{_TRAIN}.gradient_accumulation"),
+        **shared.values(micro_batch_size=f"{TRAIN}.batch_size"),
+        **shared.values(gradient_accumulation_steps=f"{TRAIN}.gradient_accumulation"),
         "precision": _precision,
         "quantization": _quantization,
-        "activation_checkpointing": pictures.checkpointing(f"{_TRAIN}.gradient_checkpointing"),
+        "activation_checkpointing": pictures.checkpointing(f"{TRAIN}.gradient_checkpointing"),
         "parameter_offload": _parameter_offload,
         "optimizer": _optimizer,
         "lora_rank": lambda request: shared.lora_rank(
-            request, f"{_NETWORK}.linear", beside={f"{_NETWORK}.type": "lora"}
+            request, f"{NETWORK}.linear", beside={f"{NETWORK}.type": "lora"}
         ),
-        "lora_alpha": lambda request: shared.lora_alpha(request, f"{_NETWORK}.linear_alpha"),
-        "lora_dropout": lambda request: shared.lora_dropout(request, f"{_NETWORK}.dropout"),
+        "lora_alpha": lambda request: shared.lora_alpha(request, f"{NETWORK}.linear_alpha"),
+        "lora_dropout": lambda request: shared.lora_dropout(request, f"{NETWORK}.dropout"),
         "lora_targets": lambda request: pictures.targets_by_kind(
-            request, _INSIDE, {f"{_NETWORK}.transformer_only": True}
+            request, _INSIDE, {f"{NETWORK}.transformer_only": True}
         ),
         "attention": lambda request: pictures.fused_attention(
-            request, {f"{_TRAIN}.attention_backend": "native"}
+            request, {f"{TRAIN}.attention_backend": "native"}
         ),
         "compile": _compile,
     },

@@ -13,15 +13,15 @@ from autofit.export.tool import Header, Request, Tool, ToolKeys
 
 TITLE = "OneTrainer"
 _VERSION_OF_FILES = 11  # which it would bring up to date otherwise
-_MODELS = {
+MODELS = {
     SD_15: "STABLE_DIFFUSION_15",
     SDXL: "STABLE_DIFFUSION_XL_10_BASE",
     SD_35: "STABLE_DIFFUSION_35",
     FLUX: "FLUX_DEV_1",
     QWEN_IMAGE: "QWEN",
 }
-_UNETS = (SD_15, SDXL)
-_TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+UNETS = (SD_15, SDXL)
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "ADAMW", "fused": True, "stochastic_rounding": False},
     "adamw-foreach": {"optimizer": "ADAMW", "foreach": True, "stochastic_rounding": False},
@@ -44,7 +44,7 @@ _MOST_OFFLOADED = 0.9  # of the layers
 
 def _part(source: ExportSource) -> str:
     """What the denoiser is called."""
-    return "unet" if pictures.facts(source).family in _UNETS else "transformer"
+    return "unet" if pictures.facts(source).family in UNETS else "transformer"
 
 
 def _fixed(request: Request) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ def _fixed(request: Request) -> Mapping[str, Any]:
     keys: dict[str, Any] = {
         "__version": _VERSION_OF_FILES,
         "training_method": "LORA",
-        "model_type": _MODELS[str(pictures.facts(source).family)],
+        "model_type": MODELS[str(pictures.facts(source).family)],
         "base_model_name": pictures.weights(source),
         "concepts": [{"name": "pictures", "path": pictures.data(source)}],
         "sample_after_unit": "NEVER",
@@ -66,7 +66,7 @@ def _fixed(request: Request) -> Mapping[str, Any]:
         "output_model_destination": "trained/model.safetensors",
         f"{_part(source)}.train": True,
     }
-    for name in _TEXT_ENCODERS:
+    for name in TEXT_ENCODERS:
         keys[f"{name}.train"] = False
     return keys
 
@@ -183,7 +183,7 @@ TOOL = Tool(
     file="onetrainer.json",
     files=_files,
     tasks=pictures.TASKS,
-    refuse=lambda source: pictures.refuse(source, TITLE, tuple(_MODELS)),
+    refuse=lambda source: pictures.refuse(source, TITLE, tuple(MODELS)),
     fixed=_fixed,
     knobs={
         **pictures.missing(TITLE),

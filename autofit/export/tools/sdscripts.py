@@ -14,17 +14,17 @@ from autofit.export.template import toml_file
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 
 TITLE = "sd-scripts"
-_SCRIPTS = {
+SCRIPTS = {
     SD_15: "train_network",
     SDXL: "sdxl_train_network",
     FLUX: "flux_train_network",
     SD_35: "sd3_train_network",
 }
 _OF_BLOCKS = (FLUX, SD_35)  # whose blocks it swaps
-_NETWORKS = {FLUX: "networks.lora_flux", SD_35: "networks.lora_sd3"}
+NETWORKS = {FLUX: "networks.lora_flux", SD_35: "networks.lora_sd3"}
 # The files of text encoders and VAE that it is told of one by one.
 _FILES = {FLUX: ("clip_l", "t5xxl", "ae"), SD_35: ("clip_l", "clip_g", "t5xxl")}
-_OPTIMIZERS: dict[str, tuple[str, list[str]]] = {
+OPTIMIZERS: dict[str, tuple[str, list[str]]] = {
     "adamw": ("AdamW", ["fused=True"]),
     "adamw-foreach": ("AdamW", ["foreach=True"]),
     "adamw-8bit": ("AdamW8bit", []),
@@ -43,7 +43,7 @@ _INSIDE = "all linear layers inside of the blocks, and no others"
 
 def _script(source: ExportSource) -> str:
     """What the training of a family is called."""
-    return _SCRIPTS[str(pictures.facts(source).family)]
+    return SCRIPTS[str(pictures.facts(source).family)]
 
 
 def _fixed(request: Request) -> Mapping[str, Any]:
@@ -154,8 +154,8 @@ def _activation_offload(request: Request) -> ToolKeys:
 def _optimizer(request: Request) -> ToolKeys:
     """The optimizer by its name, or that of its class."""
     value = str(request.config.optimizer)
-    is_known = value in _OPTIMIZERS
-    name, arguments = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
+    is_known = value in OPTIMIZERS
+    name, arguments = OPTIMIZERS.get(value, OPTIMIZERS["adamw"])
     instead = None
     if not is_known:
         instead = f"{TITLE} is given no such optimizer, and runs torch's AdamW"
@@ -171,7 +171,7 @@ def _rank(request: Request) -> ToolKeys:
     source = request.source
     family = str(pictures.facts(source).family)
     keys = {
-        "network_module": _NETWORKS.get(family, "networks.lora"),
+        "network_module": NETWORKS.get(family, "networks.lora"),
         "network_dim": request.config.lora_rank,
     }
     if family != SD_15:
@@ -204,12 +204,12 @@ TOOL = Tool(
     title=TITLE,
     versions=("0.10.1",),
     run="accelerate launch {stage}.py --config_file {file}",
-    stage=_SCRIPTS[SDXL],
+    stage=SCRIPTS[SDXL],
     stage_of=_script,
     file="sdscripts.toml",
     files=_files,
     tasks=pictures.TASKS,
-    refuse=lambda source: pictures.refuse(source, TITLE, tuple(_SCRIPTS)),
+    refuse=lambda source: pictures.refuse(source, TITLE, tuple(SCRIPTS)),
     fixed=_fixed,
     knobs={
         **pictures.missing(TITLE),

@@ -6,6 +6,7 @@ They are loaded, used once, and let go: the training that follows holds none of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,13 @@ from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 # Pipelines whose encoders are asked here, by the class of the denoiser.
 ENCODED = ("UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DModel")
+
+Captioned = tuple[Path, str]  # a picture and its caption
+Bucket = tuple[RandomLatents, Sequence[Captioned]]  # pictures of one size
 
 _AT_ONCE = 4  # pictures or captions
 _SEED = 0  # of what is drawn from the VAE's distribution
@@ -34,12 +39,11 @@ def check_encoded(model: DiffusersModel) -> None:
 def encode(
     model: DiffusersModel,
     weights: str | Path,
-    pictures: Sequence[tuple[Path, str]],
-    sizes: RandomLatents,
-) -> dict[str, torch.Tensor]:
-    """The latents and the conditions of pictures with captions, in fp32 on the host.
+    buckets: Sequence[Bucket],
+) -> list[dict[str, torch.Tensor]]:
+    """The latents and the conditions of pictures with captions by bucket, in fp32 on the host.
 
-    Each picture fills the width and height of `sizes`: it is scaled, and what is too much on two
+    Each picture fills the width and height of its bucket: it is scaled, and what is too much on two
     sides is cut off. Runs on CUDA in 16 bits where there is a card.
 
     Raises:
@@ -63,14 +67,29 @@ def encode(
             message, "Give a directory that save_pretrained of a pipeline wrote."
         ) from (error)
 
+    with torch.no_grad():
+        return [
+            _encoded(model.kind, pipeline, pictures, sizes, device) for sizes, pictures in buckets
+        ]
+
+
+def _encoded(
+    kind: str,
+    pipeline: Any,
+    pictures: Sequence[Captioned],
+    sizes: RandomLatents,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The latents and the conditions of pictures of one size."""
+    import torch
+
     tokens = sizes.conditions["encoder_hidden_states"][0]
     parts: list[dict[str, torch.Tensor]] = []
-    with torch.no_grad():
-        for some in _in_parts(pictures):
-            captions = [caption for _, caption in some]
-            part = _prompts(model.kind, pipeline, captions, tokens, device)
-            part["latents"] = _latents(pipeline.vae, [file for file, _ in some], sizes, len(parts))
-            parts.append({name: tensor.float().cpu() for name, tensor in part.items()})
+    for some in _in_parts(pictures):
+        captions = [caption for _, caption in some]
+        part = _prompts(kind, pipeline, captions, tokens, device)
+        part["latents"] = _latents(pipeline.vae, [file for file, _ in some], sizes, len(parts))
+        parts.append({name: tensor.float().cpu() for name, tensor in part.items()})
 
     whole = {}
     for name in parts[0]:
@@ -78,9 +97,7 @@ def encode(
     return whole
 
 
-def _in_parts(
-    pictures: Sequence[tuple[Path, str]],
-) -> Iterator[Sequence[tuple[Path, str]]]:
+def _in_parts(pictures: Sequence[Captioned]) -> Iterator[Sequence[Captioned]]:
     """Few of them at a time."""
     for first in range(0, len(pictures), _AT_ONCE):
         yield pictures[first : first + _AT_ONCE]
@@ -128,18 +145,35 @@ def _latents(vae: Any, files: list[Path], sizes: RandomLatents, number: int) -> 
     return scaled
 
 
+def picture_size(file: Path) -> tuple[int, int]:
+    """Width and height of a picture in pixels, upright. Raises InputError: it cannot be read."""
+    from PIL import ImageOps
+
+    with _opened(file) as picture:
+        return ImageOps.exif_transpose(picture).size
+
+
 def _pixels(file: Path, width: int, height: int) -> torch.Tensor:
     """A picture as numbers from -1 to 1, [3, height, width]."""
     import numpy as np
     import torch
     from PIL import Image, ImageOps
 
+    with _opened(file) as picture:
+        upright = ImageOps.exif_transpose(picture).convert("RGB")
+        fitted = ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS)
+    values = torch.from_numpy(np.asarray(fitted, dtype=np.float32))
+    return values.permute(2, 0, 1) / 127.5 - 1
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image.Image]:
+    """A picture while it is read; raises InputError where that fails."""
+    from PIL import Image
+
     try:
-        with Image.open(file) as opened:
-            upright = ImageOps.exif_transpose(opened).convert("RGB")
-            fitted = ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS)
+        with Image.open(file) as picture:
+            yield picture
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         message = f"the picture {file} cannot be read: {error}."
         raise InputError(message, "Correct it, or take it out.") from error
-    values = torch.from_numpy(np.asarray(fitted, dtype=np.float32))
-    return values.permute(2, 0, 1) / 127.5 - 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -307,6 +308,40 @@ def downscale(model: DiffusersModel) -> int:
     return _DOWNSCALE
 
 
+def largest_bucket(model: DiffusersModel, width: int, height: int) -> tuple[int, int]:
+    """Width and height of the bucket with most pixels, of those that a tool may sort pictures of
+    any shape into that are to have as many pixels as these sides."""
+    return max(
+        _buckets(width, height, _unit(model)),
+        key=lambda sides: (math.prod(sides), -abs(sides[0] * height - sides[1] * width)),
+    )
+
+
+def buckets_of(model: DiffusersModel, width: int, height: int) -> list[tuple[int, int]]:
+    """Widths and heights that pictures of any shape are sorted into, in pixels: none has more of
+    them than these sides, so that what fits with these fits with all.
+
+    Sides are multiples of about a sixteenth of the shorter one, as kohya's scripts have 64 of 1024.
+    """
+    unit = _unit(model)
+    step = max(1, round(min(width, height) / 16 / unit)) * unit
+    return list(dict.fromkeys([(width, height), *_buckets(width, height, step)]))
+
+
+def _buckets(width: int, height: int, step: int) -> list[tuple[int, int]]:
+    """Sides that are multiples of a step with at most as many pixels, none above twice the other;
+    for each width the largest height."""
+    most = width * height // step**2
+    every = [(columns, most // columns) for columns in range(1, most + 1)]
+    alike = [sides for sides in every if max(sides) <= 2 * min(sides)] or [(1, 1)]
+    return [(columns * step, rows * step) for columns, rows in alike]
+
+
+def _unit(model: DiffusersModel) -> int:
+    """What the sides of pictures are multiples of, in pixels."""
+    return downscale(model) * model.denoiser.patch
+
+
 def _frames_of_latent(model: DiffusersModel) -> int:
     """Frames of a video that one latent stands for, but for the first frame, which has its own."""
     given = model.vae.get("scale_factor_temporal")
@@ -329,7 +364,7 @@ def _sides(
         default = str(side * scale) if is_whole(side, 1) else "1024"
     width, height = parse_resolution(sizes.resolution or str(default))
 
-    unit = scale * model.denoiser.patch
+    unit = _unit(model)
     if width % unit or height % unit:
         fitting = (max(width // unit, 1) * unit, max(height // unit, 1) * unit)
         message = f"the sides of {model.name}'s pictures are multiples of {unit} pixels, not {width}x{height}."
