@@ -59,6 +59,21 @@ def heard() -> list[Event]:
     return []
 
 
+def test_what_fits_though_rough_figures_say_no_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a tier of which nothing may fit, the smallest config is followed all the same."""
+
+    def run(self: LocalExecutor, function: Any, *arguments: Any, **_: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr(LocalExecutor, "run", run)
+    monkeypatch.setattr(SpaceSearch, "_fits", lambda search, row: False)
+    result = searched(tmp_path / "run", gpu_mem=24)
+    assert result.predicted_best is not None
+    assert result.predicted_best.verdict == "yes"
+
+
 @pytest.mark.usefixtures("shared_zygote")
 def test_the_best_predicted_config_comes_with_the_files_of_a_search(
     tmp_path: Path, heard: list[Event]

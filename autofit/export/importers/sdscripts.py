@@ -9,7 +9,7 @@ from typing import Any
 from autofit.core.errors import InputError, sentence
 from autofit.core.files import expanded, read_text
 from autofit.core.tasks.diffusion import DIFFUSION
-from autofit.export.importers.command_line import COMMAND
+from autofit.export.importers.command_line import COMMAND, LAUNCHER
 from autofit.export.importers.division import Division
 from autofit.export.importers.importer import Importer, Keys, refused_key
 from autofit.export.importers.pictures import (
@@ -91,6 +91,10 @@ def _refuse(keys: Keys) -> str | None:
     """Why a file cannot be tuned, as a sentence; or None."""
     if elsewhere := keys.get("config_file"):
         return f"its options are in {elsewhere}. Tune that file."
+    if "LoRA_type" in keys:
+        return "it is of kohya's GUI. Tune the TOML that this writes where it trains."
+    if keys.get(f"{LAUNCHER}multi_gpu") or keys.get(f"{LAUNCHER}num_processes", 1) != 1:
+        return "several devices are not tuned."
     if reason := refused_key(keys, _REFUSED):
         return reason
     if not keys.get("network_dim") and _NETWORK not in keys:
@@ -154,8 +158,8 @@ def _beside(keys: Keys, folder: Path) -> dict[str, Any]:
         return {}
 
     path = expanded(named, _DATASETS)
-    path = next((each for each in (folder / path, path) if each.is_file()), path)
     try:
+        path = next((each for each in (folder / path, path) if each.is_file()), path)
         tree = tomllib.loads(read_text(path))
     except FileNotFoundError as error:
         message = f"{_DATASETS} names {path}, which is not there."
@@ -163,16 +167,23 @@ def _beside(keys: Keys, folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {sentence(error)}.", "Correct it.") from error
 
-    general = tree.get("general", {})
-    every = [{**general, **each} for each in tree.get("datasets", [{}])]
-    sizes = [each["resolution"] for each in every if "resolution" in each]
-    batches = [each["batch_size"] for each in every if "batch_size" in each]
+    general = (_tables(tree, "general") or [{}])[0]
+    datasets = [{**general, **each} for each in _tables(tree, "datasets") or [{}]]
     found: dict[str, Any] = {}
+    sizes = [each["resolution"] for each in datasets if "resolution" in each]
     if sizes:
         found["resolution"] = largest_resolution(sizes, "resolution")
-    if batches:
-        found["train_batch_size"] = max(batches)
+    batches = [whole(each, "batch_size") for each in datasets]
+    if any(batches):
+        found["train_batch_size"] = max(filter(None, batches))
     return found
+
+
+def _tables(tree: Keys, name: str) -> list[Keys]:
+    """The tables of a name: one, or several in a list."""
+    found = tree.get(name, [])
+    several = found if isinstance(found, list) else [found]
+    return [each for each in several if isinstance(each, dict)]
 
 
 def _keeps(keys: Keys) -> Sequence[str]:
