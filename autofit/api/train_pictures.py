@@ -187,7 +187,7 @@ def _by_shape(
         sorted_in.setdefault(ratios[nearest], []).append(picture)
 
     scale = downscale(model)
-    buckets = []
+    buckets: list[Bucket] = []
     for (width, height), some in sorted_in.items():
         shape = (*sizes.shape[:-2], height // scale, width // scale)
         buckets.append((replace(sizes, shape=shape, width=width, height=height), some))

@@ -150,7 +150,8 @@ def picture_size(file: Path) -> tuple[int, int]:
     from PIL import ImageOps
 
     with _opened(file) as picture:
-        return ImageOps.exif_transpose(picture).size
+        width, height = ImageOps.exif_transpose(picture).size
+    return width, height
 
 
 def _pixels(file: Path, width: int, height: int) -> torch.Tensor:
