@@ -37,7 +37,9 @@ from autofit.training.inspect import inspect_workload
 from autofit.training.replay import has_representations
 from autofit.training.step import accumulate, update
 from benchmarks.memory_models import MODELS
+from benchmarks.small_denoisers import DENOISERS
 
+CASES = {**MODELS, **DENOISERS}
 RESULTS = Path(__file__).parents[1] / "results" / "estimate_memory.json"
 # What every knob is tried at; a knob not listed has no other value on a CPU.
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -101,7 +103,7 @@ def written(knobs: dict[str, Any]) -> str:
 def configs_of(model: str, *, count: int, seed: int) -> list[str]:
     """The configs of a model that are not refused, each once however it is written; those that compile come last."""
     hardware = detect("cpu")
-    workload = MODELS[model].workload(model)
+    workload = CASES[model].workload(model)
     workload = replace(
         workload, traits=inspect_workload(workload, hardware, hardware.host_free_bytes)
     )
@@ -139,14 +141,14 @@ def predict(model: str, config: str) -> int:
     """The peak by the trace."""
     hardware = detect("cpu")
     return peak_of(
-        trace(MODELS[model].workload(model), json.loads(config), hardware), hardware
+        trace(CASES[model].workload(model), json.loads(config), hardware), hardware
     ).nbytes
 
 
 def measure(model: str, config: str) -> tuple[int, int]:
     """(the peak that a probe reports, the peak by the allocator's events) of two real steps of two micro-batches."""
     return peaks(
-        MODELS[model].workload(model), json.loads(config), detect("cpu"), compiled=compiles(config)
+        CASES[model].workload(model), json.loads(config), detect("cpu"), compiled=compiles(config)
     )
 
 
@@ -248,7 +250,7 @@ def summaries(rows: list[Row]) -> dict[str, Summary]:
     """Of all rows, of each model, of each value of each knob; of those that compile."""
     plain = [row for row in rows if not row.compiled]
     groups = {"all": plain, "compiled": [row for row in rows if row.compiled]}
-    groups |= {model: [row for row in plain if row.model == model] for model in MODELS}
+    groups |= {model: [row for row in plain if row.model == model] for model in CASES}
     for knob, (_, *values) in VALUES.items():
         for value in values:
             groups[f"{knob}={value}"] = [
@@ -288,7 +290,13 @@ def show(row: Row) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=CASES,
+        default=list(MODELS),
+        help="default: all but the small denoisers",
+    )
     parser.add_argument("--only", default="", help="only configs that hold this text")
     parser.add_argument(
         "--eager", action="store_true", help="leave out what compiles, which takes minutes"
