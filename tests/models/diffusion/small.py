@@ -101,6 +101,36 @@ SMALL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+TOKENS = 60  # of the vocabularies
+
+
+def clip_config(width: int, projected: int = 0) -> dict[str, Any]:
+    """A text encoder's; of some pipelines with a projection of the whole text."""
+    return {
+        "vocab_size": TOKENS,
+        "hidden_size": width,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "projection_dim": projected or width,
+        "max_position_embeddings": 77,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "torch_dtype": "float16",
+        "model_type": "clip_text_model",
+        "architectures": ["CLIPTextModel"],
+    }
+
+
+# Of those that are trained, by the folder.
+TEXT_ENCODERS = {
+    "sd": {"text_encoder": clip_config(32)},
+    "sdxl": {"text_encoder": clip_config(16), "text_encoder_2": clip_config(16, 32)},
+}
+_CLIP = {"text_encoder": "CLIPTextModel", "text_encoder_2": "CLIPTextModelWithProjection"}
+
+
 def write_pipeline(folder: Path, name: str) -> Path:
     """The directory of a small pipeline, as `save_pretrained` would write its configs."""
     denoiser, config, scheduler = SMALL[name]
@@ -116,6 +146,9 @@ def write_pipeline(folder: Path, name: str) -> Path:
         "scheduler/scheduler_config.json": scheduler,
         "vae/config.json": {"_class_name": "AutoencoderKL", "block_out_channels": [8, 8, 8, 8]},
     }
+    for place, encoder in TEXT_ENCODERS.get(name, {}).items():
+        index[place] = ["transformers", _CLIP[place]]
+        files[f"{place}/config.json"] = encoder
     if name == "wan":
         files["vae/config.json"] = {
             "_class_name": "AutoencoderKLWan",
