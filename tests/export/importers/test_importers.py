@@ -265,7 +265,7 @@ def test_weights_of_experts_are_read_beside_the_layers() -> None:
 
 
 def test_a_file_of_nobody_or_of_two_and_a_strange_value_are_told() -> None:
-    with pytest.raises(InputError, match="is no file of sd-scripts, .*axolotl"):
+    with pytest.raises(InputError, match=r"is no file of sd-scripts, .*axolotl"):
         importer_of({"lr": 1}, "x.yaml")
     with pytest.raises(InputError, match="has keys of axolotl and of LLaMA-Factory"):
         importer_of({**AXOLOTL, **LLAMA_FACTORY}, "x.yaml")
