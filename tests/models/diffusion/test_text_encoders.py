@@ -15,13 +15,16 @@ from autofit.core.errors import InputError
 from autofit.models import resolve, workload_from_source
 from autofit.models.diffusion.text_encoders import CLASSES, PROMPTS, TOKENIZERS, parts_of
 from autofit.setup.layers import repeated_blocks
+from autofit.setup.streamed_blocks import BlockStreamer
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
 from autofit.training.meta_model import meta_model_from
 from autofit.training.step import accumulate
+from tests.late_lane import LateLane
 from tests.models.diffusion.small import TEXT_ENCODERS, write_pipeline
 from tests.models.diffusion.test_losses import CLOSE, as_scripts_do
 from tests.models.diffusion.whole import write_whole
+from tests.streaming import resident_bytes, streamed_bytes
 from tests.tiny import CPU
 
 NAMES = tuple(TEXT_ENCODERS)
@@ -118,6 +121,41 @@ def test_what_is_asked_survives_in_the_source(name: str, tmp_path: Path) -> None
     assert "encoder_hidden_states" not in batch and "pooled_projections" not in batch
     assert ("time_ids" in batch) == (name == "sdxl")
     assert "train_text_encoders" not in resolve(str(folder)).source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_are_streamed_with_those_of_the_denoiser(name: str, tmp_path: Path) -> None:
+    """Of SDXL's encoders the last layer runs, and of the first no gradient ever reaches it."""
+    workload = workload_of(write_pipeline(tmp_path / name, name))
+    knobs = {"lora_rank": 4, "micro_batch_size": 2, "activation_checkpointing": "full"}
+    setup = build(workload, knobs, CPU)
+    batch = workload.batch(4)
+    loss = accumulate(setup, batch)
+    found = gradients(setup.model)
+    assert any(name.startswith("text_encoder.") for name in found)
+
+    blocks = repeated_blocks(setup.model)
+    streamer = BlockStreamer(setup.model, blocks, LateLane(), smallest=256)
+    assert len(streamer.blocks) == len(blocks)
+    for _ in range(2):
+        setup.model.zero_grad()
+        torch.testing.assert_close(accumulate(setup, batch), loss)
+        again = gradients(setup.model)
+        assert again.keys() == found.keys()
+        for weight, gradient in again.items():
+            torch.testing.assert_close(gradient, found[weight], **CLOSE)
+    assert resident_bytes(streamer) < streamed_bytes(streamer) / 2
+    streamer.close()
+    setup.close()
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that the weights of a model have."""
+    found = {}
+    for name, weight in model.named_parameters():
+        if weight.grad is not None:
+            found[name] = weight.grad.clone()
+    return found
 
 
 @pytest.mark.parametrize("has_state", [False, True])
