@@ -166,7 +166,7 @@ def _targets(request: Request) -> ToolKeys:
         trained = _OF_UNETS
         if pictures.facts(request.source).text_encoders:
             trained += f"+{_OF_ENCODERS}"
-        if value == trained:
+        if set(value.split("+")) == set(trained.split("+")):
             return ToolKeys(as_measured=True)
         named = trained.replace("+", ", ")
         return request.keys("lora_targets", {}, f"its script trains {named}")

@@ -41,6 +41,7 @@ _ADAFACTOR = {
 }
 
 _MOST_OFFLOADED = 0.9  # of the layers
+_OF_ENCODERS = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}  # their linear layers
 
 
 def _part(source: ExportSource) -> str:
@@ -179,9 +180,15 @@ def _targets(request: Request) -> ToolKeys:
             return ToolKeys(keys, as_measured=True)
         instead = f"{TITLE} puts adapters beside a UNet's convolutions, too"
         return request.keys("lora_targets", keys, instead, may_not_fit=True)
+    names = value.split("+")
+    keys = {"layer_filter": ",".join(names)}
     if value == "attention":
-        return ToolKeys({"layer_filter": "attn"})
-    return ToolKeys({"layer_filter": ",".join(value.split("+"))})
+        keys = {"layer_filter": "attn"}
+    fewer = _OF_ENCODERS.difference(names)
+    if fewer and pictures.facts(request.source).text_encoders:
+        instead = f"{TITLE} puts adapters beside all linear layers of text encoders"
+        return request.keys("lora_targets", keys, instead, may_not_fit=True)
+    return ToolKeys(keys)
 
 
 def _compile(request: Request) -> ToolKeys:

@@ -159,11 +159,18 @@ def test_text_encoders_that_are_trained_are_said_to_every_tool() -> None:
         assert keys[name]["train"] and keys[name]["gradient_checkpointing"]
         assert keys[name]["weight_dtype"] == keys["unet"]["weight_dtype"] == "NFLOAT_4"
     assert not keys["text_encoder_3"]["train"]
+    of_attention = with_encoders(SDXL, **{**QLORA, "lora_targets": "attention"})
+    assert departures(write(tool_named("onetrainer"), of_attention))["lora_targets"]
 
     targets = "to_q+to_k+to_v+to_out.0+q_proj+k_proj+v_proj+out_proj"
     made = write(tool_named("diffusers"), with_encoders(SDXL, **{**LORA, "lora_targets": targets}))
     assert "--train_text_encoder" in command(made.text)
     assert departures(made).keys() >= {"vae"} and "lora_targets" not in departures(made)
+    sorted_targets = "+".join(sorted(targets.split("+")))  # as a search writes them
+    made = write(
+        tool_named("diffusers"), with_encoders(SDXL, **{**LORA, "lora_targets": sorted_targets})
+    )
+    assert "lora_targets" not in departures(made)
     with pytest.raises(InputError, match=r"Stable Diffusion 1\.5 trains no text encoders"):
         write(tool_named("diffusers"), with_encoders(SD_15, **LORA))
 
