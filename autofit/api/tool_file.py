@@ -104,13 +104,13 @@ def read(
 
     path, name, document = _document(file)
     importer = importer_of(document.keys, name)
+    importer.check(document.keys)
+    if reason := importer.refuse(document.keys):
+        raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
+
     folder = path.parent if path else Path()
     keys = {**document.keys, **importer.beside(document.keys, folder)}
     document = replace(document, keys=keys)
-    importer.check(keys)
-    if reason := importer.refuse(keys):
-        raise InputError(f"{name} cannot be tuned: {reason}", "See docs/tune.md.")
-
     division = _division(importer, keys, folder, name)
     there = _devices(name, division, device, devices, nodes)
     division = replace(division, devices=there.devices, nodes=there.nodes)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ def train(
     by_shape: bool = False,
     learn: str = LEARNT[0],
     output: Path | None = None,
+    sample_every: int | None = None,
+    sample_prompts: Sequence[str] = (),
     memory_snapshot: bool = False,
     trust_remote_code: bool = False,
     seed: int = 0,
@@ -74,6 +76,9 @@ def train(
         learn: "assistant": of chats the assistant's turns, of prompts the completions. "all": all
             tokens.
         output: receives the checkpoints and the model, with its tokenizer.
+        sample_every: sample pictures of a denoiser are made before training and every so many steps,
+            in `output`/samples; None: never.
+        sample_prompts: what they are to show; none: the first two captions.
         memory_snapshot: trace the third step into `output`.
         progress: show bars on stderr, while data is read for the first time and while training;
             where that is no terminal, a line now and then.
@@ -105,6 +110,8 @@ def train(
             loss_options=loss_options,
             output=output,
             by_shape=by_shape,
+            sample_every=sample_every,
+            sample_prompts=sample_prompts,
             seed=seed,
             progress=progress,
             callbacks=callbacks,
@@ -112,8 +119,9 @@ def train(
             **training,
         )
 
-    if by_shape:
-        raise InputError(f"{saved.model} is no model of pictures.", "Leave by_shape out.")
+    if by_shape or sample_every is not None or sample_prompts:
+        remedy = "Leave by_shape, sample_every and sample_prompts out."
+        raise InputError(f"{saved.model} is no model of pictures.", remedy)
     factory = workload.model
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:

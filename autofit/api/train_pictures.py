@@ -13,6 +13,7 @@ import torch
 
 from autofit.api.file_reader import blaming
 from autofit.api.fit import Trained, fit
+from autofit.api.sample_pictures import sample_pictures
 from autofit.api.saved_place import place_of
 from autofit.core.errors import InputError, pluralize
 from autofit.core.events import Listener, Note
@@ -37,8 +38,10 @@ from autofit.models.diffusion.pipeline import (
     diffusers_class,
     downscale,
 )
+from autofit.models.diffusion.samples import check_samples
 from autofit.models.diffusion.text_encoders import FIRST, SECOND, parts_of, with_saved_encoders
 from autofit.models.losses import with_options
+from autofit.training.loop import Callback
 
 _ENCODED = "encoded-{}.safetensors"  # by the number of the bucket
 _KOHYA = "kohya.safetensors"
@@ -56,7 +59,10 @@ def train_pictures(
     loss_options: Mapping[str, Any] | None,
     output: Path | None,
     by_shape: bool,
+    sample_every: int | None,
+    sample_prompts: Sequence[str],
     seed: int,
+    callbacks: tuple[Callback, ...],
     listener: Listener,
     **training: Any,
 ) -> Trained:
@@ -67,22 +73,38 @@ def train_pictures(
     """
     model = workload.model
     assert isinstance(model, DiffusersModel), "its caller has looked"
+    check_samples(sample_every, sample_prompts, output=output, weights=weights)
+    loss = with_options(workload.loss, loss_options or {})
     load = partial(_loader, model, workload, by_shape=by_shape)
     loader = load(data, weights, listener)
     evaluated = None
     if eval_data is not None:
         evaluated = in_order(load(eval_data, weights, listener))
+    if sample_every is not None and output is not None and weights is not None:
+        samples = sample_pictures(
+            model,
+            workload,
+            loss,
+            data,
+            weights,
+            output,
+            every=sample_every,
+            prompts=sample_prompts,
+            listener=listener,
+        )
+        callbacks = (*callbacks, samples)
 
     torch.manual_seed(seed)
     trained_model = model() if weights is None else _load(model, weights)
     trained = fit(
         trained_model,
         loader,
-        loss=with_options(workload.loss, loss_options or {}),
+        loss=loss,
         config=saved.config,
         eval_loader=evaluated,
         seed=seed,
         output_dir=output,
+        callbacks=callbacks,
         listener=listener,
         **training,
         **place_of(saved),

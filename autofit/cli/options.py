@@ -409,15 +409,6 @@ Packing = Annotated[
         "--packing/--padding",
     ),
 ]
-ByShape = Annotated[
-    bool,
-    option.option(
-        option.DATA,
-        "Pictures keep about their own shapes, in batches of one shape; else all are cut to one.",
-        None,
-        "--by-shape",
-    ),
-]
 Learn = Annotated[
     str,
     option.option(

@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 
 import autofit.cli.options as options
+import autofit.cli.picture_options as picture_options
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.environment import importing_alike
 from autofit.core.errors import InputError, pluralize
@@ -26,6 +27,7 @@ from autofit.core.workload import (
 )
 from autofit.models import named_by
 from autofit.models.config_json import check_weights
+from autofit.models.diffusion.samples import check_samples
 from autofit.report.terminal import Terminal
 
 
@@ -39,7 +41,7 @@ def train(
     from_scratch: options.FromScratch = False,
     eval_data: options.EvalData = None,
     packing: options.Packing = None,
-    by_shape: options.ByShape = False,
+    by_shape: picture_options.ByShape = False,
     learn: options.Learn = LEARNT[0],
     trust_remote_code: options.TrustRemoteCode = False,
     steps: options.Steps = None,
@@ -57,6 +59,8 @@ def train(
     auto_resume: options.AutoResume = False,
     checkpoint_every: options.CheckpointEvery = 200,
     keep_last: options.KeepLast = 2,
+    sample_every: picture_options.SampleEvery = None,
+    sample_prompt: picture_options.SamplePrompt = None,
     memory_snapshot: options.MemorySnapshot = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -72,6 +76,8 @@ def train(
         check_weights(folder)
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
+    prompts = sample_prompt or []
+    check_samples(sample_every, prompts, output=output, weights=weights)
     rate = Hyperparameters.lr if lr is None else lr
     Hyperparameters(rate, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
@@ -128,6 +134,8 @@ def train(
             resume=resume,
             checkpoint_every=checkpoint_every,
             keep_last=keep_last,
+            sample_every=sample_every,
+            sample_prompts=prompts,
             memory_snapshot=memory_snapshot,
             progress=not quiet,
             listener=print_note,

@@ -67,6 +67,21 @@ STOP = Stop.STOP
 Callback = Callable[[StepReport], object]  # returns STOP where training is to end after this step
 
 
+class ModelCallback:
+    """A callback that asks the model itself between steps: a subclass says what, and when.
+
+    `ask` is called on every rank, before the first step and after each. The random numbers that it
+    draws are not missed by the training.
+    """
+
+    def __call__(self, report: StepReport) -> None:
+        """A report needs no answer."""
+
+    def ask(self, setup: Setup, step: int) -> None:
+        """Ask the model of a setup, after so many steps."""
+        raise NotImplementedError
+
+
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
     """The factor on the learning rate at a step (0-based) of those that were not skipped.
 

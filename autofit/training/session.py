@@ -41,7 +41,15 @@ from autofit.training.evaluation import (
     evaluation_of,
 )
 from autofit.training.local_batch import local_loader
-from autofit.training.loop import STOP, Callback, Listener, StepReport, Stop, train
+from autofit.training.loop import (
+    STOP,
+    Callback,
+    Listener,
+    ModelCallback,
+    StepReport,
+    Stop,
+    train,
+)
 from autofit.training.metrics import (
     Bar,
     MetricsFile,
@@ -238,6 +246,8 @@ class _Training:
             if self._interrupts:
                 stack.enter_context(self._interrupts)
 
+            if first < steps:
+                self._ask_model(first)
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
             if self._done and self._done not in self._evaluations:
@@ -363,6 +373,7 @@ class _Training:
         self._save_if_due(is_last=is_last)
         if is_last or self._is_evaluation_due():
             self._evaluate()
+        self._ask_model(report.step)
 
         if not is_stopped:
             return None
@@ -428,6 +439,13 @@ class _Training:
         self._evaluations[self._done] = evaluation
         for recorder in self._recorders:
             recorder.evaluated(evaluation)
+
+    def _ask_model(self, step: int) -> None:
+        """Let those callbacks ask the model that want to."""
+        for callback in self._session.callbacks:
+            if isinstance(callback, ModelCallback):
+                with random_state.preserved(self._setup.device):
+                    callback.ask(self._setup, step)
 
     def _go_back_to_best(self) -> None:
         """Load the weights that evaluated best, where the last ones are others."""

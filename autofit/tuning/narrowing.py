@@ -40,6 +40,8 @@ _SLOWER = 1.05  # than the best layout of its tier: it is not kept
 # factors that leaves no more configs than can be predicted one by one. Of configs drawn at random
 # from more, the fastest may be missed.
 _BEHIND = (1.1, 1.05, 1.03)
+# The share of the memory within which a config surely fits, before any was measured.
+_SURELY = 0.95
 
 
 class Row(NamedTuple):
@@ -224,15 +226,11 @@ class Narrowing:
     def _savings(self, space: Space, usual: Knobs, rows: Sequence[Row]) -> Knobs:
         """The values of what saves memory that may be better than usual ones.
 
-        Of each tier the fastest that fits is looked at, with all values of what saves memory there.
+        Of each tier the fastest that fits is looked at, and the fastest that surely does, with all
+        values of what saves memory there.
         """
         found: Knobs = {}
-        for of_tier in _by_tier(rows).values():
-            fitting = [row for row in of_tier if row.nbytes <= self.cap_bytes]
-            if not fitting:
-                continue
-
-            first = min(fitting, key=attrgetter("seconds"))
+        for first in self._fastest(rows):
             for name, values in space.knobs.items():
                 knob = knob_named(name)
                 if not knob.saves_memory or first.config[name] in (None, knob.off):
@@ -252,6 +250,18 @@ class Narrowing:
                 found[name] = tuple(dict.fromkeys((*found.get(name, usual[name]), *worth[name])))
 
         return found
+
+    def _fastest(self, rows: Sequence[Row]) -> list[Row]:
+        """Of each tier the fastest row that fits, and the fastest that fits with room to spare."""
+        found: dict[Config, Row] = {}
+        for of_tier in _by_tier(rows).values():
+            for cap_bytes in (self.cap_bytes, _SURELY * self.cap_bytes):
+                fitting = [row for row in of_tier if row.nbytes <= cap_bytes]
+                if fitting:
+                    first = min(fitting, key=attrgetter("seconds"))
+                    found[first.config] = first
+
+        return list(found.values())
 
     @cached_property
     def _constraints(self) -> Constraints:

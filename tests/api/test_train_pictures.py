@@ -155,6 +155,15 @@ def test_adapters_of_text_encoders_are_loaded_with_those_of_the_denoiser(
     assert prefixes >= ({"lora_te"} if name == "sd" else {"lora_te1", "lora_te2"})
 
 
+def test_no_samples_are_made_while_text_encoders_are_trained(
+    tmp_path: Path, pictures: Path
+) -> None:
+    model = write_whole(tmp_path / "model", "sd")
+    case = Case(tmp_path, model, LORA, "sd", train_text_encoders=True)
+    with pytest.raises(InputError, match="while text encoders are trained"):
+        case.train(pictures, weights=model, output=tmp_path / "out", sample_every=1)
+
+
 def encoded(pipeline: Any) -> torch.Tensor:
     """What the text encoders of a pipeline make of a caption."""
     with torch.no_grad():

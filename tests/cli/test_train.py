@@ -127,6 +127,14 @@ def test_a_training_that_is_started_again_runs_nothing_that_lies_in_the_current_
             ("other.yaml", "--from-scratch", "--memory-snapshot"),
             ["has nowhere to write to", "Give --output DIR"],
         ),
+        (
+            ("other.yaml", "--from-scratch", "--sample-every", "9"),
+            ["have nowhere to be written to", "Give --output DIR"],
+        ),
+        (
+            ("other.yaml", "--from-scratch", "--sample-prompt", "a dog"),
+            ["none are to be made", "--sample-every 100"],
+        ),
     ],
 )
 def test_bad_input_to_train(

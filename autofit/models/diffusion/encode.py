@@ -26,9 +26,10 @@ ENCODED = ("UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DMo
 Captioned = tuple[Path, str]  # a picture and its caption
 Bucket = tuple[RandomLatents, Sequence[Captioned]]  # pictures of one size
 
+CLIP_TOKENS = 77  # of SD3's prompts; the others are T5's
+
 _AT_ONCE = 4  # pictures or captions
 _SEED = 0  # of what is drawn from the VAE's distribution
-_OF_CLIP = 77  # tokens of SD3's prompts; the others are T5's
 
 
 def check_encoded(model: DiffusersModel) -> None:
@@ -55,23 +56,37 @@ def encode(
     import torch
 
     check_encoded(model)
+    pipeline = load_encoders(model, weights)
+    device = pipeline.device
+    with torch.no_grad():
+        return [_encoded(model, pipeline, pictures, sizes, device) for sizes, pictures in buckets]
+
+
+def load_encoders(model: DiffusersModel, weights: str | Path, **left_out: None) -> Any:
+    """A pipeline without its denoiser, on CUDA in 16 bits where there is a card.
+
+    Args:
+        left_out: other parts that are not needed, such as `vae=None`.
+
+    Raises:
+        InputError: the weights are no whole pipeline.
+    """
+    import torch
+
     diffusion_pipeline = diffusers_class("DiffusionPipeline")
     on_card = torch.cuda.is_available()
-    device = torch.device("cuda" if on_card else "cpu")
     try:
-        pipeline = diffusion_pipeline.from_pretrained(
+        return diffusion_pipeline.from_pretrained(
             weights,
             dtype=torch.bfloat16 if on_card else torch.float32,
             **dict.fromkeys((model.folder, *model.text_encoders)),
-        ).to(device)
+            **left_out,
+        ).to("cuda" if on_card else "cpu")
     except (OSError, ValueError) as error:
         message = f"the VAE and the text encoders in {weights} cannot be loaded: {error}"
         raise InputError(
             message, "Give a directory that save_pretrained of a pipeline wrote."
         ) from (error)
-
-    with torch.no_grad():
-        return [_encoded(model, pipeline, pictures, sizes, device) for sizes, pictures in buckets]
 
 
 def _encoded(
@@ -127,7 +142,7 @@ def _prompts(
             prompt=captions,
             prompt_2=None,
             prompt_3=None,
-            max_sequence_length=tokens - _OF_CLIP,
+            max_sequence_length=tokens - CLIP_TOKENS,
             **alone,
         )
         return {"encoder_hidden_states": embeddings, "pooled_projections": pooled}
