@@ -36,6 +36,7 @@ SIZES = (
     "seq_len",
     "resolution",
     "frames",
+    "train_text_encoders",
     "effective_batch",
     "trust_remote_code",
     "loss_options",
@@ -89,8 +90,9 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
             None: a usual start, which a note names: for language models and denoisers bf16,
             micro-batches of one sample and full checkpointing, for others no knob.
         options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, teacher,
-            seq_len, resolution, frames, effective_batch, set, trust_remote_code: as on the command line. The card named
-            by `gpu` need not be here. loss_options: of the loss of the task, such as {"beta": 0.2}.
+            seq_len, resolution, frames, train_text_encoders, effective_batch, set, trust_remote_code:
+            as on the command line. The card named by `gpu` need not be here. loss_options: of the
+            loss of the task, such as {"beta": 0.2}.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
@@ -160,12 +162,15 @@ def workload_of(
     seq_len: int | None = None,
     resolution: str | int | None = None,
     frames: int | None = None,
+    train_text_encoders: bool = False,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
     loss_options: Mapping[str, Any] | None = None,
 ) -> Workload:
     """The workload with the traits that the model's structure shows."""
-    of_names = (task, teacher, seq_len, resolution, frames, effective_batch, loss_options)
+    encoders = None if train_text_encoders is False else train_text_encoders
+    sizes = (seq_len, resolution, frames, encoders, effective_batch)
+    of_names = (task, teacher, *sizes, loss_options)
     if isinstance(model, str):
         model = resolve(
             model,
@@ -175,6 +180,7 @@ def workload_of(
             sequence_length=seq_len,
             resolution=resolution,
             frames=frames,
+            train_text_encoders=train_text_encoders,
             effective_batch_size=effective_batch,
             loss_options=loss_options,
         )
@@ -185,8 +191,8 @@ def workload_of(
         raise InputError(message, remedy)
     elif any(given is not None for given in of_names):
         message = (
-            "task, teacher, seq_len, resolution, frames, effective_batch and loss_options belong to a "
-            "model given by name."
+            "task, teacher, seq_len, resolution, frames, train_text_encoders, effective_batch and "
+            "loss_options belong to a model given by name."
         )
         raise InputError(message, "The Workload says them.")
 

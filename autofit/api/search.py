@@ -49,6 +49,7 @@ def search(
     seq_len: int | None = None,
     resolution: str | int | None = None,
     frames: int | None = None,
+    train_text_encoders: bool = False,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
     listener: Listener | None = None,
@@ -79,7 +80,8 @@ def search(
         frozen: as in `fit`.
         task: what to train a named model for; default: what the class in its config.json says.
         teacher: the model that a named one learns from, with task "distill".
-        seq_len, resolution, frames, effective_batch: of a named model, as on the command line.
+        seq_len, resolution, frames, train_text_encoders, effective_batch: of a named model, as on
+            the command line.
         loss_options: of the loss of a named model's task, such as {"beta": 0.2}.
         tool: search only what this tool runs exactly as it is measured, such as "axolotl".
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit,
@@ -100,7 +102,9 @@ def search(
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
     of_loader = (loader, loss, split, count, frozen)
-    of_names = (task, teacher, seq_len, resolution, frames, effective_batch, loss_options)
+    encoders = None if train_text_encoders is False else train_text_encoders
+    sizes = (seq_len, resolution, frames, encoders, effective_batch)
+    of_names = (task, teacher, *sizes, loss_options)
     if isinstance(model, str | Workload) and any(given is not None for given in of_loader):
         message = "a loader, a loss, a split, a count and frozen models belong to a living model."
         remedy = "A Workload has its own batch and loss; a name's are made for it."
@@ -117,6 +121,7 @@ def search(
             sequence_length=seq_len,
             resolution=resolution,
             frames=frames,
+            train_text_encoders=train_text_encoders,
             effective_batch_size=effective_batch,
             loss_options=loss_options,
         )
@@ -151,8 +156,8 @@ def search(
         raise InputError(message, "The loader or Workload has its own.")
     elif any(given is not None for given in of_names):
         message = (
-            "task, teacher, seq_len, resolution, frames, effective_batch and loss_options belong to a "
-            "model given by name."
+            "task, teacher, seq_len, resolution, frames, train_text_encoders, effective_batch and "
+            "loss_options belong to a model given by name."
         )
         raise InputError(message, "The loader or Workload says them.")
     elif isinstance(model, Workload):

@@ -160,6 +160,7 @@ def _of_pictures(
         effective_batch_size=1,
         resolution=resolution,
         frames=found.frames,
+        train_text_encoders=found.trains_text_encoders,
     )
     # What is cached and what is not, the importer's notes say.
     workload = replace(workload, notes=())

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,11 +39,13 @@ from autofit.models.diffusion.pipeline import (
     downscale,
 )
 from autofit.models.diffusion.samples import check_samples
+from autofit.models.diffusion.text_encoders import FIRST, SECOND, parts_of, with_saved_encoders
 from autofit.models.losses import with_options
 from autofit.training.loop import Callback
 
 _ENCODED = "encoded-{}.safetensors"  # by the number of the bucket
 _KOHYA = "kohya.safetensors"
+_BODY = "text_model."  # in the names of a text encoder's layers
 _ADAPTER = "pytorch_lora_weights.safetensors"  # as diffusers names it, and its users load it
 
 
@@ -111,17 +113,22 @@ def train_pictures(
     place = given_place()
     adapters = output and output / "model" / "adapter_model.safetensors"
     if adapters and adapters.is_file() and (place is None or not place.rank):
-        _save_for_diffusers(trained.model, model.folder, adapters)
+        _save_for_diffusers(trained.model, model, adapters)
         listener(Note(f"for pipeline.load_lora_weights: {adapters.with_name(_ADAPTER)}"))
     return trained
 
 
 def _load(model: DiffusersModel, weights: str | Path) -> Any:
-    """The denoiser with the weights of a pipeline's directory or hub id."""
+    """The denoiser with the weights of a pipeline's directory or hub id; with its text encoders,
+    where they are trained."""
     with blaming("denoiser", weights):
-        return diffusers_class(model.kind).from_pretrained(
+        denoiser = diffusers_class(model.kind).from_pretrained(
             weights, subfolder=model.folder, dtype=torch.float32
         )
+    if not model.text_encoders:
+        return denoiser
+    with blaming("text encoders", weights):
+        return with_saved_encoders(denoiser, model.text_encoders, weights)
 
 
 def _loader(
@@ -142,11 +149,26 @@ def _loader(
         buckets = _encoded(model, sizes, data, weights, notes, by_shape=by_shape)
     else:
         buckets = [(sizes, read_latents(data, sizes.shapes()))]
+        _check_tokens(data, buckets[0][1], sizes.vocabularies)
     for note in notes:
         listener(Note(note))
 
     told = [{**tensors, **size.told(len(tensors["latents"]))} for size, tensors in buckets]
     return latents_loader(told, workload.effective_batch_size, sizes.noise, notes)
+
+
+def _check_tokens(
+    data: Path,
+    tensors: Mapping[str, torch.Tensor],
+    vocabularies: Mapping[str, int],
+) -> None:
+    """Raise an InputError for tokens of prompts in a file that no text encoder has."""
+    for name, most in vocabularies.items():
+        ids = tensors[name]
+        is_fine = ids.dtype in (torch.int32, torch.int64)
+        if not is_fine or int(ids.min()) < 0 or int(ids.max()) >= most:
+            message = f"{data}: {name} must hold whole numbers from 0 to {most - 1}."
+            raise InputError(message, "Save what the pipeline's tokenizer gives.")
 
 
 def _encoded(
@@ -216,27 +238,64 @@ def _by_shape(
     return buckets
 
 
-def _save_for_diffusers(model: Any, folder: str, adapters: Path) -> None:
-    """Write a model's adapters beside those of peft, as `load_lora_weights` of a pipeline reads them."""
+def _save_for_diffusers(trained: Any, model: DiffusersModel, adapters: Path) -> None:
+    """Write a model's adapters beside those of peft, as `load_lora_weights` of a pipeline reads
+    them."""
     from peft import get_peft_model_state_dict
 
-    save: Callable[..., None] = diffusers_class("StableDiffusionPipeline")._save_lora_weights
-    (name,) = model.peft_config
-    config = model.peft_config[name]
-    state = get_peft_model_state_dict(model, adapter_name=name)
+    (name,) = trained.peft_config
+    config = trained.peft_config[name]
+    state = get_peft_model_state_dict(trained, adapter_name=name)
     tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+    parts = {model.folder: tensors}
+    facts = {model.folder: config.to_dict()}
+    if model.text_encoders:
+        parts = _by_folder(tensors, parts_of(trained))
+        facts = {folder: _facts_of_part(config, part) for folder, part in parts.items()}
+
+    save: Callable[..., None] = diffusers_class("StableDiffusionPipeline")._save_lora_weights
     save(
         adapters.parent,
-        lora_layers={folder: tensors},
-        lora_metadata={folder: config.to_dict()},
+        lora_layers=parts,
+        lora_metadata=facts,
         weight_name=_ADAPTER,
     )
-    if folder == "unet" and not config.use_dora:
-        _save_for_kohya(tensors, config, adapters.with_name(_KOHYA))
+    if model.folder == "unet" and not config.use_dora:
+        is_sdxl = SECOND in model.text_encoders
+        _save_for_kohya(parts, config, is_sdxl, adapters.with_name(_KOHYA))
 
 
-def _save_for_kohya(tensors: Mapping[str, torch.Tensor], config: Any, file: Path) -> None:
-    """Write a UNet's adapters as kohya's scripts name them, which other programs of pictures read.
+def _by_folder(
+    tensors: Mapping[str, torch.Tensor], folders: Collection[str]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of each part of a model that has any, by the names that they have in the part.
+
+    In the first text encoder as older transformers names them, which newer ones read, too.
+    """
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        folder, _, inner = name.partition(".")
+        assert folder in folders, "nothing else has adapters"
+        if folder == FIRST and not inner.startswith(_BODY):
+            inner = f"{_BODY}{inner}"
+        parts.setdefault(folder, {})[inner] = tensor
+    return parts
+
+
+def _facts_of_part(config: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What peft's config says of one part of a model, whose layers have shorter names."""
+    layers = {name.partition(".lora_")[0].removeprefix(_BODY) for name in tensors}
+    return {**config.to_dict(), "target_modules": sorted(layers)}
+
+
+def _save_for_kohya(
+    parts: Mapping[str, Mapping[str, torch.Tensor]],
+    config: Any,
+    is_sdxl: bool,
+    file: Path,
+) -> None:
+    """Write adapters of a UNet, and of its text encoders, as kohya's scripts name them, which other
+    programs of pictures read.
 
     There an adapter is multiplied by alpha / rank.
     """
@@ -246,9 +305,14 @@ def _save_for_kohya(tensors: Mapping[str, torch.Tensor], config: Any, file: Path
     alpha = float(config.lora_alpha)
     if config.use_rslora:  # peft divides by the root of the rank
         alpha *= rank**0.5
-    of_unet = {f"unet.{key}": value for key, value in tensors.items()}
-    named = convert_state_dict_to_kohya(of_unet)
-    for key in named:
-        if key.endswith(".alpha"):
-            named[key] = torch.tensor(alpha)
-    safetensors.torch.save_file(named, file)
+
+    prefixes = {FIRST: "lora_te1_", SECOND: "lora_te2_"}
+    if not is_sdxl:
+        prefixes[FIRST] = "lora_te_"
+    written = {}
+    for folder, tensors in parts.items():
+        named = convert_state_dict_to_kohya({f"unet.{key}": tensors[key] for key in tensors})
+        for key, tensor in named.items():
+            told = torch.tensor(alpha) if key.endswith(".alpha") else tensor
+            written[key.replace("lora_unet_", prefixes.get(folder, "lora_unet_"), 1)] = told
+    safetensors.torch.save_file(written, file)

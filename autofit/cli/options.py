@@ -62,6 +62,15 @@ Frames = Annotated[
     int | None,
     option.option(option.MODEL, "Frames of a video, with --task diffusion.", "N"),
 ]
+TrainTextEncoders = Annotated[
+    bool,
+    option.option(
+        option.MODEL,
+        "Train the text encoders of Stable Diffusion or SDXL, too; else their outputs are cached.",
+        None,
+        "--train-text-encoders",
+    ),
+]
 EffectiveBatch = Annotated[
     int | None,
     option.option(option.MODEL, "Samples per optimizer step; default 32.", "N"),
@@ -241,10 +250,7 @@ PlanFile = Annotated[
 ]
 
 # How to search
-Trials = Annotated[
-    int,
-    option.option(option.SEARCH, "Maximum number of probes.", "N"),
-]
+Trials = Annotated[int, option.option(option.SEARCH, "Maximum number of probes.", "N")]
 TimeLimit = Annotated[
     str | None,
     option.option(option.SEARCH, "Maximum time, such as 10m.", "TIME"),
@@ -276,10 +282,7 @@ Fast = Annotated[
         "--fast",
     ),
 ]
-Seed = Annotated[
-    int,
-    option.option(option.SEARCH, "Seed of the search's random draws.", "N"),
-]
+Seed = Annotated[int, option.option(option.SEARCH, "Seed of the search's random draws.", "N")]
 Executor = Annotated[
     str,
     option.option(
@@ -415,10 +418,7 @@ Learn = Annotated[
         complete=LEARNT,
     ),
 ]
-Steps = Annotated[
-    int | None,
-    option.option(option.LEARNING, "Optimizer steps.", "N"),
-]
+Steps = Annotated[int | None, option.option(option.LEARNING, "Optimizer steps.", "N")]
 Epochs = Annotated[
     int | None,
     option.option(option.LEARNING, "Passes over the data; default 1.", "N"),
@@ -486,10 +486,7 @@ AutoResume = Annotated[
         "--auto-resume",
     ),
 ]
-CheckpointEvery = Annotated[
-    int,
-    option.option(option.RUN, "Steps between two checkpoints.", "N"),
-]
+CheckpointEvery = Annotated[int, option.option(option.RUN, "Steps between two checkpoints.", "N")]
 KeepLast = Annotated[
     int,
     option.option(option.RUN, "Number of newest checkpoints to keep.", "N"),
@@ -527,10 +524,7 @@ Markdown = Annotated[
     bool,
     option.option(option.OUTPUT, "Print the answer as Markdown.", None, "--markdown"),
 ]
-Quiet = Annotated[
-    bool,
-    option.option(option.OUTPUT, "Show no progress.", None, "--quiet"),
-]
+Quiet = Annotated[bool, option.option(option.OUTPUT, "Show no progress.", None, "--quiet")]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
 # What to do with a result

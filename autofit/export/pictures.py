@@ -39,6 +39,7 @@ class Pictures:
         frames: of a video; None: of pictures.
         prompt_tokens: of each prompt.
         blocks: of a transformer: those of two streams and those of one.
+        text_encoders: the folders of those that are trained beside it.
     """
 
     family: str | None
@@ -48,6 +49,7 @@ class Pictures:
     frames: int | None
     prompt_tokens: int
     blocks: tuple[int, int] = (0, 0)
+    text_encoders: tuple[str, ...] = ()
 
     @property
     def is_square(self) -> bool:
@@ -61,8 +63,11 @@ def pictures_of(model: DiffusersModel, source: Mapping[str, Any]) -> Pictures:
         source.get("resolution"),
         source.get("frames"),
         source.get("prompt_tokens"),
+        train_text_encoders=source.get("train_text_encoders"),
     )
-    batch = diffusion_workload(model, sizes).batch
+    workload = diffusion_workload(model, sizes)
+    trained: Any = workload.model
+    batch = workload.batch
     assert isinstance(batch, RandomLatents), "of a denoiser"
 
     hub = source.get("path")
@@ -79,8 +84,9 @@ def pictures_of(model: DiffusersModel, source: Mapping[str, Any]) -> Pictures:
         width=batch.width,
         height=batch.height,
         frames=frames,
-        prompt_tokens=batch.conditions["encoder_hidden_states"][0],
+        prompt_tokens=batch.prompt_tokens,
         blocks=(config.get("num_layers", 0), config.get("num_single_layers", 0)),
+        text_encoders=tuple(trained.text_encoders),
     )
 
 

@@ -88,7 +88,7 @@ LossOptions = Mapping[str, Any] | None  # of the loss of a task, such as {"beta"
 _NAMED_BY = {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
 # What a model may be named by besides.
 _OTHER_MODELS = "Others: a directory with config.json, a hub id (OWNER/NAME) or file.py:FUNCTION."
-PICTURES = ("resolution", "frames")  # sizes that only models of pictures have
+PICTURES = ("resolution", "frames", "train_text_encoders")  # of models of pictures alone
 
 
 def model_names() -> tuple[str, ...]:
@@ -174,6 +174,7 @@ def resolve(
     loss_options: LossOptions = None,
     resolution: str | int | None = None,
     frames: int | None = None,
+    train_text_encoders: bool = False,
     sees: bool = False,
     stretches: bool = False,
 ) -> Workload:
@@ -184,6 +185,7 @@ def resolve(
         sequence_length: tokens of a sample; of a model of pictures, those of a prompt.
         resolution: of pictures: "1024", or WIDTHxHEIGHT as "832x480".
         frames: of videos.
+        train_text_encoders: of Stable Diffusion or SDXL, beside their denoiser.
         loss_options: of the loss of the task, such as {"beta": 0.2}.
         sees: whether images stand in the texts of a task that is of texts.
         stretches: whether a model whose positions are turned, not learnt, takes longer samples than
@@ -193,6 +195,8 @@ def resolve(
         InputError: they name nothing, or what cannot be trained as asked.
     """
     check_task(task)
+    rule = "train_text_encoders must be True or False"
+    require(isinstance(train_text_encoders, bool), rule, train_text_encoders)
     sizes = Sizes(sequence_length, effective_batch_size)
     kind = kind_of(model)
     if teacher is not None and (task is None or TEACHER not in TASKS[task].frozen):
@@ -201,12 +205,18 @@ def resolve(
 
     if _is_pipeline(kind, model):
         side = None if resolution is None else str(resolution)
-        pictures = PictureSizes(side, frames, sequence_length, effective_batch_size)
+        pictures = PictureSizes(
+            side,
+            frames,
+            sequence_length,
+            effective_batch_size,
+            train_text_encoders,
+        )
         _check_diffusion(model, task)
 
         return diffusion_workload(_read_pipeline(kind, model), pictures, loss_options)
 
-    _check_no_pictures(model, resolution, frames)
+    _check_no_pictures(model, resolution, frames, train_text_encoders or None)
 
     if kind == "function":
         if task is not None:
@@ -254,9 +264,9 @@ def _check_diffusion(model: str, task: str | None) -> None:
         raise InputError(message, "Leave --task out.")
 
 
-def _check_no_pictures(model: str, resolution: object, frames: object) -> None:
-    """Raise an InputError for sizes of pictures that are given for another model."""
-    for name, value in zip(PICTURES, (resolution, frames), strict=True):
+def _check_no_pictures(model: str, *given: object) -> None:
+    """Raise an InputError for what is `given` of PICTURES for another model."""
+    for name, value in zip(PICTURES, given, strict=True):
         if value is not None:
             message = f"{model} makes no pictures, which alone have {name}."
             raise InputError(message, "Leave it out, or name a pipeline of diffusers.")

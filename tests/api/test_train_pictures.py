@@ -9,6 +9,7 @@ import diffusers
 import pytest
 import safetensors.torch
 import torch
+import transformers
 import yaml
 from PIL import Image
 
@@ -27,9 +28,11 @@ PROMPT_TOKENS = {"sd3": 77 + 12, "flux": 12}
 class Case:
     """A pipeline, a result that names it, and how it is trained: 64 pixels, effective batch 2."""
 
-    def __init__(self, folder: Path, model: Path, config: dict[str, Any], name: str) -> None:
+    def __init__(
+        self, folder: Path, model: Path, config: dict[str, Any], name: str, **asked: Any
+    ) -> None:
         self.folder, self.model = folder, model
-        source = {"kind": "directory", "path": str(model), "resolution": "64"}
+        source = {"kind": "directory", "path": str(model), "resolution": "64", **asked}
         if name in PROMPT_TOKENS:
             source["prompt_tokens"] = PROMPT_TOKENS[name]
         content = {
@@ -112,6 +115,102 @@ def test_adapters_of_pictures_are_loaded_by_their_pipeline(
 
     setattr(pipeline, folder, trained.model.eval())
     torch.testing.assert_close(painted(pipeline), adapted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_adapters_of_text_encoders_are_loaded_with_those_of_the_denoiser(
+    name: str, tmp_path: Path, pictures: Path
+) -> None:
+    model = write_whole(tmp_path / "model", name)
+    config = {
+        **LORA,
+        "lora_targets": "attention+fc1+fc2" + ("+text_projection" if name == "sdxl" else ""),
+    }
+    case = Case(tmp_path, model, config, name, train_text_encoders=True)
+    output = tmp_path / "out"
+    trained = case.train(pictures, weights=model, output=output, eval_data=pictures)
+    assert len(trained.history) == 3
+    assert "without a caption: 1 of 3 pictures." in case.notes
+
+    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(model)
+    plain = painted(pipeline)
+    pipeline.load_lora_weights(output / "model")
+    adapted = painted(pipeline)
+    assert not torch.allclose(adapted, plain, atol=1e-4)
+    told = encoded(pipeline)
+
+    pipeline.unload_lora_weights()
+    torch.testing.assert_close(painted(pipeline), plain)
+    assert not torch.allclose(encoded(pipeline), told, atol=1e-4)
+    pipeline.load_lora_weights(output / "model", weight_name="kohya.safetensors")
+    torch.testing.assert_close(painted(pipeline), adapted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoded(pipeline), told, rtol=1e-4, atol=1e-5)
+
+    for folder, part in trained.model.named_children():
+        setattr(pipeline, folder, part.eval())
+    torch.testing.assert_close(painted(pipeline), adapted, rtol=1e-4, atol=1e-5)
+
+    written = safetensors.torch.load_file(output / "model" / "kohya.safetensors")
+    prefixes = {key.partition("_text_model")[0] for key in written if key.startswith("lora_te")}
+    assert prefixes >= ({"lora_te"} if name == "sd" else {"lora_te1", "lora_te2"})
+
+
+def test_no_samples_are_made_while_text_encoders_are_trained(
+    tmp_path: Path, pictures: Path
+) -> None:
+    model = write_whole(tmp_path / "model", "sd")
+    case = Case(tmp_path, model, LORA, "sd", train_text_encoders=True)
+    with pytest.raises(InputError, match="while text encoders are trained"):
+        case.train(pictures, weights=model, output=tmp_path / "out", sample_every=1)
+
+
+def encoded(pipeline: Any) -> torch.Tensor:
+    """What the text encoders of a pipeline make of a caption."""
+    with torch.no_grad():
+        return pipeline.encode_prompt(
+            prompt="a cat",
+            device="cpu",
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=False,
+        )[0]
+
+
+def test_all_weights_of_text_encoders_are_trained_and_saved_in_their_folders(
+    tmp_path: Path, pictures: Path
+) -> None:
+    model = write_whole(tmp_path / "model", "sd")
+    case = Case(tmp_path, model, {"micro_batch_size": 2}, "sd", train_text_encoders=True)
+    trained = case.train(pictures, weights=model, output=tmp_path / "out")
+    given = diffusers.DiffusionPipeline.from_pretrained(model)
+    saved = diffusers.DiffusionPipeline.from_pretrained(
+        model,
+        unet=diffusers.UNet2DConditionModel.from_pretrained(tmp_path / "out/model/unet"),
+        text_encoder=transformers.CLIPTextModel.from_pretrained(
+            tmp_path / "out/model/text_encoder"
+        ),
+    )
+    assert not torch.allclose(encoded(saved), encoded(given), atol=1e-4)
+    for folder, part in trained.model.named_children():
+        state = getattr(saved, folder).state_dict()
+        for name, weight in part.state_dict().items():
+            torch.testing.assert_close(state[name], weight)
+
+
+def test_tokens_of_a_file_are_those_that_the_text_encoders_have(tmp_path: Path) -> None:
+    model = write_pipeline(tmp_path / "model", "sdxl")
+    case = Case(tmp_path, model, LORA, "sdxl", train_text_encoders=True)
+    batch: Any = resolve(str(model), resolution=64, train_text_encoders=True).batch
+    drawn = batch(4)
+    tensors = {name: drawn[name] for name in batch.shapes()}
+    assert tensors.keys() == {"latents", "prompt_ids", "prompt_ids_2"}
+    data = tmp_path / "latents.safetensors"
+    safetensors.torch.save_file(tensors, data)
+    case.train(data, steps=1)
+
+    for wrong in (tensors["prompt_ids_2"].float(), tensors["prompt_ids_2"] + 60):
+        safetensors.torch.save_file({**tensors, "prompt_ids_2": wrong}, data)
+        with pytest.raises(InputError, match="prompt_ids_2 must hold whole numbers from 0 to 59"):
+            case.train(data, steps=1)
 
 
 def test_pictures_are_encoded_once_and_again_when_a_caption_changes(

@@ -147,6 +147,7 @@ SIZES = {
     "seq_len": "3 None",
     "resolution": "None",
     "frames": "None",
+    "train_text_encoders": "",  # of a language model
     "effective_batch": "3 None",
     "trust_remote_code": "True",
     "loss_options": "None {}",

@@ -28,6 +28,28 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+WITH_TEXT_ENCODERS: list[tuple[str, dict[str, Any]]] = [
+    ("sd", {"activation_checkpointing": "alternate", "micro_batch_size": 1}),
+    ("sdxl", {"optimizer": "adamw-8bit", "micro_batch_size": 2}),
+    ("sdxl", LORA | {"quantization": "nf4", "activation_checkpointing": "full"}),
+    ("sd", LORA | {"precision": "bf16-mixed", "activation_checkpointing": "selective"}),
+]
+
+
+@pytest.mark.parametrize(("name", "knobs"), WITH_TEXT_ENCODERS)
+def test_memory_with_text_encoders_is_that_of_real_steps(
+    name: str, knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    workload = resolve(
+        str(write_pipeline(tmp_path / name, name)),
+        resolution=64,
+        effective_batch_size=2,
+        train_text_encoders=True,
+    )
+    predicted = peak_of(trace(workload, knobs, CPU), CPU).nbytes
+    assert predicted == pytest.approx(tracked(workload, knobs), rel=WITHIN)
+
+
 @pytest.mark.parametrize(("name", "knobs"), CASES)
 def test_memory_is_that_of_real_steps(name: str, knobs: dict[str, Any], tmp_path: Path) -> None:
     folder = write_pipeline(tmp_path / name, name)

@@ -42,8 +42,9 @@ _ARCHITECTURE = {name: family for family, name in ARCHITECTURES.items()} | {
 # Whole numbers and floats of 8 bits, which are as large.
 _EIGHT_BITS = ("qfloat8", "float8", "qint8", "int8")
 _OPTIMIZERS = {"adam": "adamw", "adam8bit": "adamw8bit", "adamw8": "adamw8bit"}
+_ENCODERS = f"{TRAIN}.train_text_encoder"
+_UNETS = (SD_15, SDXL)
 _REFUSED = {
-    f"{TRAIN}.train_text_encoder": "text encoders that are trained are not known",
     f"{MODEL}.assistant_lora_path": "a model with a second adapter is not known",
     f"{MODEL}.lora_path": "a model with a second adapter is not known",
     f"{MODEL}.split_model_over_gpus": "several devices are not tuned",
@@ -84,7 +85,8 @@ def _pictures(keys: Keys) -> PicturesOfFile:
         frames = max(said, default=1)
 
     resolution = largest_resolution(sizes or [512], f"{_DATASETS}.resolution")
-    return PicturesOfFile(family, resolution, frames=frames)
+    trained = bool(keys.get(_ENCODERS))
+    return PicturesOfFile(family, resolution, frames=frames, trains_text_encoders=trained)
 
 
 def _refuse(keys: Keys) -> str | None:
@@ -96,6 +98,10 @@ def _refuse(keys: Keys) -> str | None:
         return "it has several processes."
     if reason := refused_key(keys, _REFUSED):
         return reason
+    if keys.get(_ENCODERS) and _family(keys) not in (*_UNETS, None):
+        return f"{_ENCODERS}: text encoders of this model that are trained are not known."
+    if keys.get(_ENCODERS) and _caches_texts(keys):
+        return f"{_ENCODERS} beside text embeddings that are cached trains nothing."
     if not any(key.startswith(f"{TRAIN}.") for key in keys):
         return "its process has no section train."
 
@@ -109,6 +115,12 @@ def _refuse(keys: Keys) -> str | None:
     if architecture is not None and _family(keys) is None:
         return f"model.arch: {architecture} is not known."
     return None
+
+
+def _caches_texts(keys: Keys) -> bool:
+    """Whether the text encoders leave the device before the training."""
+    is_cached = any(_of_datasets(keys, "cache_text_embeddings"))
+    return is_cached or bool(keys.get(f"{TRAIN}.unload_text_encoder"))
 
 
 def _read(keys: Keys, _: Division) -> Keys:
@@ -133,10 +145,7 @@ def _meaning(key: str, value: Any) -> Any:
 def _notes(keys: Keys) -> list[str]:
     """On what is predicted otherwise than the file says."""
     notes = []
-    is_cached = any(_of_datasets(keys, "cache_text_embeddings")) or keys.get(
-        f"{TRAIN}.unload_text_encoder"
-    )
-    if not is_cached:
+    if not _caches_texts(keys) and not keys.get(_ENCODERS):
         remedy = "train.cache_text_embeddings and that of every dataset take them away."
         notes.append(encoders_stay(_family(keys), remedy))
 

@@ -12,9 +12,10 @@ from autofit.export.importers.pictures import (
     largest_resolution,
     offloaded_blocks,
 )
+from autofit.export.pictures import SD_15, SDXL
 from autofit.export.tools.onetrainer import MODELS, TEXT_ENCODERS, TOOL, UNETS
 
-_PARTS = ("unet", "transformer")
+_PARTS = ("unet", "transformer", *TEXT_ENCODERS)
 _OF_PART: dict[str, Any] = {
     "gradient_checkpointing": True,
     "offload_fraction": 0.0,
@@ -67,7 +68,39 @@ def _part(keys: Keys) -> str:
 def _pictures(keys: Keys) -> PicturesOfFile:
     """The family, and the largest of the resolutions, between which commas stand."""
     sizes = [size for size in str(keys.get("resolution", "512")).split(",") if size.strip()]
-    return PicturesOfFile(_family(keys), largest_resolution(sizes, "resolution"))
+    return PicturesOfFile(
+        _family(keys),
+        largest_resolution(sizes, "resolution"),
+        trains_text_encoders=bool(_trained_encoders(keys)),
+    )
+
+
+def _trained_encoders(keys: Keys) -> list[str]:
+    """The text encoders that get adapters, of those that the file says anything of."""
+    told = [name for name in TEXT_ENCODERS if f"{name}.weight_dtype" in keys]
+    return [name for name in told if keys.get(f"{name}.train", True)]
+
+
+def _refuse_encoders(keys: Keys) -> str | None:
+    """Why the text encoders cannot be trained as a file says it, as a sentence; or None."""
+    found = _trained_encoders(keys)
+    if not found:
+        return None
+
+    family = _family(keys)
+    every = {SD_15: TEXT_ENCODERS[:1], SDXL: TEXT_ENCODERS[:2]}.get(str(family))
+    if every is None:
+        return f"{found[0]}.train: text encoders of this model that are trained are not known."
+    if not set(every) <= set(found):
+        return f"{found[0]}.train: of two text encoders one alone is trained, which is not known."
+
+    key = "weight_dtype"
+    of_unet = keys.get(f"{_part(keys)}.{key}", _OF_PART[key])
+    for name in every:
+        dtype = keys[f"{name}.{key}"]
+        if dtype != of_unet:
+            return f"{name}.{key}: {dtype} beside {of_unet} of the denoiser is not known."
+    return None
 
 
 def _refuse(keys: Keys) -> str | None:
@@ -86,9 +119,8 @@ def _refuse(keys: Keys) -> str | None:
     for older in _OLDER:
         if older in keys:
             return f"{older} is of an older OneTrainer. Open the file there and save it again."
-    for name in TEXT_ENCODERS:
-        if f"{name}.weight_dtype" in keys and keys.get(f"{name}.train", True):
-            return f"{name}.train: text encoders that are trained are not known."
+    if reason := _refuse_encoders(keys):
+        return reason
 
     dtype = keys.get(f"{_part(keys)}.weight_dtype", "FLOAT_32")
     computed = keys.get("train_dtype", "FLOAT_16")
@@ -106,7 +138,10 @@ def _pattern(keys: Keys) -> str | None:
         return None
     if not keys.get("layer_filter_regex"):
         words = list(map(re.escape, words))
-    return f".*(?:{'|'.join(words)}).*"
+    of_denoiser = f".*(?:{'|'.join(words)}).*"
+    if not _trained_encoders(keys):
+        return of_denoiser
+    return rf"unet\.{of_denoiser}|text_encoder.*"  # which the words say nothing of
 
 
 def _read(keys: Keys, _: Division) -> Keys:
@@ -130,9 +165,12 @@ def _meaning(key: str, value: Any) -> Any:
 def _notes(keys: Keys) -> list[str]:
     """On what is predicted otherwise than the file says."""
     notes = []
-    if not keys.get("latent_caching", True):
+    is_cached = keys.get("latent_caching", True)
+    if not is_cached and not _trained_encoders(keys):
         remedy = "latent_caching: true takes them away, and the VAE."
         notes.append(encoders_stay(_family(keys), remedy))
+    elif not is_cached:
+        notes.append("the VAE stays on the device and is not counted; latent_caching ends it.")
     if keys.get(f"{_part(keys)}.weight_dtype") in ("FLOAT_8", "FLOAT_W8A8"):
         notes.append("weights in 8-bit floats are predicted as those in int8, which are as large.")
     if _part(keys) == "unet" and _pattern(keys) is None:

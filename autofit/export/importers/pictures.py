@@ -39,12 +39,14 @@ class PicturesOfFile:
         resolution: of the largest, as "1024" or "1024x768"; None: as the model was made for.
         frames: of a video; None: it is not said.
         prompt_tokens: of each prompt; None: as many as the model takes.
+        trains_text_encoders: whether they get adapters, too.
     """
 
     family: str | None
     resolution: str | None = None
     frames: int | None = None
     prompt_tokens: int | None = None
+    trains_text_encoders: bool = False
 
 
 def preset_like(named: str, family: str | None) -> tuple[str, str | None]:

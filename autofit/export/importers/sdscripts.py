@@ -20,7 +20,7 @@ from autofit.export.importers.pictures import (
     offloaded_blocks,
     whole,
 )
-from autofit.export.pictures import FLUX, SD_35, SDXL
+from autofit.export.pictures import FLUX, SD_15, SD_35, SDXL
 from autofit.export.tools.sdscripts import NETWORKS, OPTIMIZERS, SCRIPTS, TOOL
 
 _MODEL = "pretrained_model_name_or_path"
@@ -50,6 +50,7 @@ _REFUSED = {
     "deepspeed": "several devices are not tuned",
     "fused_backward_pass": "updates in the backward are not tuned",
     "v2": "Stable Diffusion 2 is not known",
+    "network_train_text_encoder_only": "text encoders that are trained alone are not known",
 }
 _OTHER_MODELS = {"chroma": "Chroma"}
 # Of a network's arguments, those that neither add nor leave out adapters.
@@ -58,6 +59,12 @@ _PLAIN = ("loraplus_", "rank_dropout", "module_dropout", "dropout", "verbose")
 _IMPLEMENTATION = ("fused=", "foreach=", "bf16_stochastic_round=")
 _OFFICIAL = {name.lower(): name for name, _ in OPTIMIZERS.values()}
 _ALONE = "network_train_unet_only"  # text encoders get no adapters
+_CACHED = "cache_text_encoder_outputs"
+_CACHED_TOO = (_CACHED, "cache_text_encoder_outputs_to_disk")
+# Gradients of 49,408 tokens of 768 numbers, of SDXL also of as many of 1,280. It asks them for no other
+# end than to have some reach the layers that are checkpointed.
+_EMBEDDINGS_GIB = {SD_15: 0.07, SDXL: 0.19}
+_USUAL_PROMPT = 75  # tokens between the two that stand around each prompt
 
 
 def _family(keys: Keys) -> str | None:
@@ -84,7 +91,12 @@ def _pictures(keys: Keys) -> PicturesOfFile:
 
     found = keys.get("resolution")
     sizes = [] if found is None else [found]
-    return PicturesOfFile(family, largest_resolution(sizes, "resolution"), prompt_tokens=tokens)
+    return PicturesOfFile(
+        family,
+        largest_resolution(sizes, "resolution"),
+        prompt_tokens=tokens,
+        trains_text_encoders=not keys.get(_ALONE),
+    )
 
 
 def _refuse(keys: Keys) -> str | None:
@@ -108,8 +120,20 @@ def _refuse(keys: Keys) -> str | None:
             return f"network_args: {argument} is not known."
     if other := _OTHER_MODELS.get(str(keys.get("model_type"))):
         return f"{other} is not known."
-    if not keys.get(_ALONE):
+    return None if keys.get(_ALONE) else _refuse_encoders(keys)
+
+
+def _refuse_encoders(keys: Keys) -> str | None:
+    """Why text encoders cannot be trained as a file says it, as a sentence; or None."""
+    if _family(keys) in (FLUX, SD_35):
         return f"text encoders get adapters, too, which is not known. Add {_ALONE} = true."
+    for key in _CACHED_TOO:
+        if keys.get(key):
+            return f"{key} goes with {_ALONE} = true alone, which it lacks."
+
+    tokens = keys.get("max_token_length") or _USUAL_PROMPT
+    if tokens != _USUAL_PROMPT:
+        return f"max_token_length: {tokens} beside trained text encoders is not known."
     return None
 
 
@@ -195,17 +219,34 @@ def _notes(keys: Keys) -> list[str]:
     """On what is predicted otherwise than the file says."""
     notes = []
     family = _family(keys)
-    if not keys.get("cache_text_encoder_outputs"):
+    if keys.get(_ALONE) and not keys.get(_CACHED):
         remedy = ""
         if family in (FLUX, SD_35, SDXL):
-            remedy = "cache_text_encoder_outputs = true takes them away."
+            remedy = f"{_CACHED} = true takes them away."
         notes.append(encoders_stay(family, remedy).rstrip())
+    if not keys.get(_ALONE):
+        notes += _notes_on_encoders(keys)
     if not (keys.get("cache_latents") or keys.get("cache_latents_to_disk")):
         notes.append(
             "the VAE stays on the device and is not counted; cache_latents = true ends it."
         )
     if keys.get("fp8_base"):
         notes.append("weights in 8-bit floats are predicted as those in int8, which are as large.")
+    return notes
+
+
+def _notes_on_encoders(keys: Keys) -> list[str]:
+    """On text encoders that are trained."""
+    notes = []
+    if keys.get("clip_skip"):
+        notes.append("clip_skip is not followed: all layers of the text encoders are counted.")
+    if keys.get("gradient_checkpointing"):
+        sizes = _EMBEDDINGS_GIB.get(_family(keys) or "")
+        size = f", {sizes} GiB in 16 bits," if sizes else ""
+        notes.append(
+            f"beside gradient_checkpointing gradients of the text encoders' embeddings{size} stay on "
+            "the device and are not counted."
+        )
     return notes
 
 

@@ -41,6 +41,7 @@ def _fixed(request: Request) -> Mapping[str, Any]:
     """The model, the data, and what is cached."""
     source = request.source
     found = pictures.facts(source)
+    is_cached = not found.text_encoders
     keys = {
         "job": "extension",
         "config.name": "trained",
@@ -53,10 +54,10 @@ def _fixed(request: Request) -> Mapping[str, Any]:
         f"{_DATA}.caption_ext": pictures.CAPTIONS,
         f"{_DATA}.resolution": [math.isqrt(found.width * found.height)],
         f"{_DATA}.cache_latents_to_disk": True,
-        f"{_DATA}.cache_text_embeddings": True,
-        f"{TRAIN}.cache_text_embeddings": True,
+        f"{_DATA}.cache_text_embeddings": is_cached,
+        f"{TRAIN}.cache_text_embeddings": is_cached,
         f"{TRAIN}.train_unet": True,
-        f"{TRAIN}.train_text_encoder": False,
+        f"{TRAIN}.train_text_encoder": not is_cached,
         f"{TRAIN}.disable_sampling": True,
         f"{TRAIN}.noise_scheduler": "ddpm" if found.family in _NOISES else "flowmatch",
         f"{TRAIN}.steps": _STEPS,

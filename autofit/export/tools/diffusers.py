@@ -26,6 +26,7 @@ _BITS = "bnb_quantization_config_path"
 _QUANTIZED = "bits.json"
 _ATTENTION = "attn.to_q,attn.to_k,attn.to_v,attn.to_out.0"
 _OF_UNETS = "to_q+to_k+to_v+to_out.0"
+_OF_ENCODERS = "q_proj+k_proj+v_proj+out_proj"
 
 
 def _family(request: Request) -> str:
@@ -58,7 +59,19 @@ def _fixed(request: Request) -> Mapping[str, Any]:
         keys["max_sequence_length"] = found.prompt_tokens
     if found.family == QWEN_IMAGE:
         keys["offload"] = True
+    if found.text_encoders:
+        keys["train_text_encoder"] = True
     return keys
+
+
+def _refuse(source: ExportSource) -> str | None:
+    """Why no script trains a config, or None."""
+    reason = pictures.refuse(source, TITLE, tuple(SCRIPTS))
+    if reason is None and pictures.facts(source).text_encoders:
+        family = pictures.facts(source).family
+        if family != SDXL:
+            return f"the script of {TITLE} for {family} trains no text encoders."
+    return reason
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -116,7 +129,10 @@ def _rank(request: Request) -> ToolKeys:
     deviations = []
     if found.family in _UNETS:
         stays = "its script keeps VAE and text encoders on the device"
-        deviations.append(Deviation("text_encoder", "cached", stays, may_not_fit=True))
+        if found.text_encoders:
+            stays = "its script keeps the VAE on the device"
+        part = "vae" if found.text_encoders else "text_encoder"
+        deviations.append(Deviation(part, "cached", stays, may_not_fit=True))
     if not found.is_square:
         size = pictures.resolution(request.source, "x")
         squares = "its script cuts squares, here of the longer side"
@@ -147,9 +163,12 @@ def _targets(request: Request) -> ToolKeys:
     """Layers by their names, where a script takes some."""
     value = str(request.config.lora_targets or "all-linear")
     if _family(request) in _UNETS:
-        if value == _OF_UNETS:
+        trained = _OF_UNETS
+        if pictures.facts(request.source).text_encoders:
+            trained += f"+{_OF_ENCODERS}"
+        if set(value.split("+")) == set(trained.split("+")):
             return ToolKeys(as_measured=True)
-        named = _OF_UNETS.replace("+", ", ")
+        named = trained.replace("+", ", ")
         return request.keys("lora_targets", {}, f"its script trains {named}")
     if value == "attention":
         return ToolKeys({"lora_layers": _ATTENTION})
@@ -205,7 +224,7 @@ TOOL = Tool(
     file="train_diffusers.sh",
     files=_files,
     tasks=pictures.TASKS,
-    refuse=lambda source: pictures.refuse(source, TITLE, tuple(SCRIPTS)),
+    refuse=_refuse,
     fixed=_fixed,
     knobs={
         **pictures.missing(TITLE),

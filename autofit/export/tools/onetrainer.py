@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autofit.core.learning_rates import default_learning_rate
@@ -9,7 +10,7 @@ from autofit.export import picture_keys as pictures
 from autofit.export import shared_keys as shared
 from autofit.export.pictures import FLUX, QWEN_IMAGE, SD_15, SD_35, SDXL
 from autofit.export.source import ExportSource
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import Header, Request, Share, Tool, ToolKeys
 
 TITLE = "OneTrainer"
 _VERSION_OF_FILES = 11  # which it would bring up to date otherwise
@@ -40,6 +41,7 @@ _ADAFACTOR = {
 }
 
 _MOST_OFFLOADED = 0.9  # of the layers
+_OF_ENCODERS = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}  # their linear layers
 
 
 def _part(source: ExportSource) -> str:
@@ -67,8 +69,28 @@ def _fixed(request: Request) -> Mapping[str, Any]:
         f"{_part(source)}.train": True,
     }
     for name in TEXT_ENCODERS:
-        keys[f"{name}.train"] = False
+        keys[f"{name}.train"] = name in pictures.facts(source).text_encoders
     return keys
+
+
+def _on_encoders(source: ExportSource, made: ToolKeys) -> ToolKeys:
+    """The same with the denoiser's keys for text encoders that are trained, too."""
+    part = _part(source)
+    keys = dict(made.keys)
+    for key, value in made.keys.items():
+        for name in pictures.facts(source).text_encoders:
+            if key.startswith(f"{part}."):
+                keys[f"{name}.{key.removeprefix(f'{part}.')}"] = value
+    return replace(made, keys=keys)
+
+
+def _on_all(share: Share) -> Share:
+    """A row whose keys stand for each part that is trained."""
+
+    def row(request: Request) -> ToolKeys:
+        return _on_encoders(request.source, share(request))
+
+    return row
 
 
 def _resolution(source: ExportSource) -> str:
@@ -122,6 +144,12 @@ def _parameter_offload(request: Request) -> ToolKeys:
     return request.keys("parameter_offload", keys, instead, may_not_fit=never)
 
 
+def _checkpointing(request: Request) -> ToolKeys:
+    """Every block is checkpointed, or none."""
+    key = f"{_part(request.source)}.gradient_checkpointing"
+    return shared.whole_blocks(request, key)
+
+
 def _activation_offload(request: Request) -> ToolKeys:
     """What checkpointed layers keep rests on the host."""
     key = f"{_part(request.source)}.activation_offloading"
@@ -152,9 +180,15 @@ def _targets(request: Request) -> ToolKeys:
             return ToolKeys(keys, as_measured=True)
         instead = f"{TITLE} puts adapters beside a UNet's convolutions, too"
         return request.keys("lora_targets", keys, instead, may_not_fit=True)
+    names = value.split("+")
+    keys = {"layer_filter": ",".join(names)}
     if value == "attention":
-        return ToolKeys({"layer_filter": "attn"})
-    return ToolKeys({"layer_filter": ",".join(value.split("+"))})
+        keys = {"layer_filter": "attn"}
+    fewer = _OF_ENCODERS.difference(names)
+    if fewer and pictures.facts(request.source).text_encoders:
+        instead = f"{TITLE} puts adapters beside all linear layers of text encoders"
+        return request.keys("lora_targets", keys, instead, may_not_fit=True)
+    return ToolKeys(keys)
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -192,12 +226,10 @@ TOOL = Tool(
         **shared.values(micro_batch_size="batch_size"),
         **shared.values(gradient_accumulation_steps="gradient_accumulation_steps"),
         "precision": _precision,
-        "quantization": _quantization,
-        "activation_checkpointing": lambda request: shared.whole_blocks(
-            request, f"{_part(request.source)}.gradient_checkpointing"
-        ),
-        "activation_offload": _activation_offload,
-        "parameter_offload": _parameter_offload,
+        "quantization": _on_all(_quantization),
+        "activation_checkpointing": _on_all(_checkpointing),
+        "activation_offload": _on_all(_activation_offload),
+        "parameter_offload": _on_all(_parameter_offload),
         "optimizer": _optimizer,
         "lora_rank": lambda request: shared.lora_rank(
             request, "lora_rank", beside={"peft_type": "LORA"}

@@ -59,14 +59,14 @@ def _fixed(request: Request) -> Mapping[str, Any]:
         "caption_extension": f".{pictures.CAPTIONS}",
         "resolution": pictures.resolution(source, ","),
         "cache_latents": True,
-        "network_train_unet_only": True,
+        "network_train_unet_only": not pictures.facts(source).text_encoders,
         "max_train_epochs": 1,
         "learning_rate": default_learning_rate(request.config),
         "output_dir": "trained",
         "save_model_as": "safetensors",
     }
     if family != SD_15:
-        keys["cache_text_encoder_outputs"] = True
+        keys["cache_text_encoder_outputs"] = keys["network_train_unet_only"]
     if family in _OF_BLOCKS:
         keys["t5xxl_max_token_length"] = _tokens_of_t5(request)
     if family == FLUX:
@@ -174,7 +174,7 @@ def _rank(request: Request) -> ToolKeys:
         "network_module": NETWORKS.get(family, "networks.lora"),
         "network_dim": request.config.lora_rank,
     }
-    if family != SD_15:
+    if family != SD_15 or pictures.facts(source).text_encoders:
         return ToolKeys(keys)
 
     stays = f"{TITLE} keeps the text encoder on the device, a quarter of a GiB in 16 bits"
@@ -186,7 +186,10 @@ def _plus(request: Request) -> ToolKeys:
     ratio = request.config.lora_plus
     if ratio is None:
         return ToolKeys()
-    return ToolKeys({"network_args": [f"loraplus_unet_lr_ratio={ratio}"]})
+    name = "loraplus_unet_lr_ratio"
+    if pictures.facts(request.source).text_encoders:
+        name = "loraplus_lr_ratio"
+    return ToolKeys({"network_args": [f"{name}={ratio}"]})
 
 
 def _compile(request: Request) -> ToolKeys:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autofit.models.diffusion.text_encoders import FIRST, PROMPTS
+
 if TYPE_CHECKING:
     import torch
 
@@ -56,6 +58,10 @@ class Denoiser:
 def _ask_unet(
     model: Any, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Mapping[str, Any]
 ) -> Any:
+    if PROMPTS[FIRST] in batch:  # its text encoders are trained with it
+        prompts = {name: batch[name] for name in (*PROMPTS.values(), "time_ids") if name in batch}
+        return model(noisy, timesteps, **prompts)
+
     added = None
     if "time_ids" in batch:
         added = {"text_embeds": batch["pooled_projections"], "time_ids": batch["time_ids"]}

@@ -1,6 +1,7 @@
 """Pictures and captions to latents and embeddings, by the VAE and the text encoders of a pipeline.
 
-They are loaded, used once, and let go: the training that follows holds none of them.
+They are loaded, used once, and let go: the training that follows holds none of them. Where text
+encoders are trained, captions become tokens alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.core.errors import InputError
 from autofit.models.diffusion.latents import RandomLatents
 from autofit.models.diffusion.pipeline import DiffusersModel, diffusers_class
+from autofit.models.diffusion.text_encoders import PROMPTS, TOKENIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +44,8 @@ def encode(
     weights: str | Path,
     buckets: Sequence[Bucket],
 ) -> list[dict[str, torch.Tensor]]:
-    """The latents and the conditions of pictures with captions by bucket, in fp32 on the host.
+    """The latents and the conditions of pictures with captions by bucket, on the host: numbers in
+    fp32, and tokens.
 
     Each picture fills the width and height of its bucket: it is scaled, and what is too much on two
     sides is cut off. Runs on CUDA in 16 bits where there is a card.
@@ -56,9 +59,7 @@ def encode(
     pipeline = load_encoders(model, weights)
     device = pipeline.device
     with torch.no_grad():
-        return [
-            _encoded(model.kind, pipeline, pictures, sizes, device) for sizes, pictures in buckets
-        ]
+        return [_encoded(model, pipeline, pictures, sizes, device) for sizes, pictures in buckets]
 
 
 def load_encoders(model: DiffusersModel, weights: str | Path, **left_out: None) -> Any:
@@ -78,7 +79,7 @@ def load_encoders(model: DiffusersModel, weights: str | Path, **left_out: None) 
         return diffusion_pipeline.from_pretrained(
             weights,
             dtype=torch.bfloat16 if on_card else torch.float32,
-            **{model.folder: None},
+            **dict.fromkeys((model.folder, *model.text_encoders)),
             **left_out,
         ).to("cuda" if on_card else "cpu")
     except (OSError, ValueError) as error:
@@ -89,7 +90,7 @@ def load_encoders(model: DiffusersModel, weights: str | Path, **left_out: None) 
 
 
 def _encoded(
-    kind: str,
+    model: DiffusersModel,
     pipeline: Any,
     pictures: Sequence[Captioned],
     sizes: RandomLatents,
@@ -98,13 +99,19 @@ def _encoded(
     """The latents and the conditions of pictures of one size."""
     import torch
 
-    tokens = sizes.conditions["encoder_hidden_states"][0]
+    tokens = sizes.prompt_tokens
     parts: list[dict[str, torch.Tensor]] = []
     for some in _in_parts(pictures):
         captions = [caption for _, caption in some]
-        part = _prompts(kind, pipeline, captions, tokens, device)
-        part["latents"] = _latents(pipeline.vae, [file for file, _ in some], sizes, len(parts))
-        parts.append({name: tensor.float().cpu() for name, tensor in part.items()})
+        if model.text_encoders:
+            part = _tokens(model, pipeline, captions, tokens)
+        else:
+            part = _prompts(model.kind, pipeline, captions, tokens, device)
+            part = {name: tensor.float().cpu() for name, tensor in part.items()}
+
+        latents = _latents(pipeline.vae, [file for file, _ in some], sizes, len(parts))
+        part["latents"] = latents.float().cpu()
+        parts.append(part)
 
     whole = {}
     for name in parts[0]:
@@ -145,6 +152,24 @@ def _prompts(
     if len(found) > 2:  # of SDXL
         named["pooled_projections"] = found[2]
     return named
+
+
+def _tokens(
+    model: DiffusersModel, pipeline: Any, captions: list[str], tokens: int
+) -> dict[str, torch.Tensor]:
+    """Captions as their text encoders read them: cut or filled up to so many tokens."""
+    found = {}
+    for folder in model.text_encoders:
+        tokenizer = getattr(pipeline, TOKENIZERS[folder])
+        read = tokenizer(
+            captions,
+            padding="max_length",
+            max_length=tokens,
+            truncation=True,
+            return_tensors="pt",
+        )
+        found[PROMPTS[folder]] = read.input_ids
+    return found
 
 
 def _latents(vae: Any, files: list[Path], sizes: RandomLatents, number: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autofit.models.diffusion.denoisers import TRAIN_STEPS
@@ -24,6 +24,7 @@ class RandomLatents:
         flows: whether timesteps are those of flow matching, which are no whole numbers.
         shift: by which flow matching draws more noise the larger it is.
         train_steps: from which other timesteps are drawn.
+        vocabularies: of the conditions that are tokens, how many different ones there are, by name.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +34,15 @@ class RandomLatents:
     flows: bool
     shift: float = 1.0
     train_steps: int = TRAIN_STEPS
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of each prompt, encoded or not."""
+        for name in ("encoder_hidden_states", *self.vocabularies):
+            if name in self.conditions:
+                return self.conditions[name][0]
+        raise KeyError("encoder_hidden_states")
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -45,7 +55,10 @@ class RandomLatents:
         batch = {"latents": draw(n, *self.shape)}
         batch |= self.noise(batch, generator)
         for name, shape in self.shapes().items():
-            if name != "latents":
+            if name in self.vocabularies:
+                most = self.vocabularies[name]
+                batch[name] = torch.randint(most, (n, *shape), generator=generator, device="cpu")
+            elif name != "latents":
                 batch[name] = draw(n, *shape)
         return batch | self.told(n)
 

@@ -11,8 +11,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,14 @@ from autofit.core.tasks.diffusion import DIFFUSION
 from autofit.core.workload import Workload
 from autofit.models.diffusion.denoisers import DENOISERS, Denoiser
 from autofit.models.diffusion.latents import RandomLatents
+from autofit.models.diffusion.text_encoders import (
+    CLASSES,
+    check_encoders,
+    encoders_of,
+    told_in_tokens,
+    vocabularies,
+    with_new_encoders,
+)
 from autofit.models.losses import with_options
 from autofit.models.losses.diffusion import Diffusion, schedule_options
 
@@ -51,19 +59,21 @@ _WRONG_CONFIG = (
 
 @dataclass(frozen=True)
 class PictureSizes:
-    """The sizes that are asked for; None: those of the preset, or the usual ones.
+    """What is asked for; None: the sizes of the preset, or the usual ones.
 
     Attributes:
         resolution: "1024", or WIDTHxHEIGHT as "832x480".
         frames: of a video.
         prompt_tokens: of each prompt.
         effective_batch_size: samples of an optimizer step.
+        train_text_encoders: beside the denoiser, instead of caching their outputs.
     """
 
     resolution: str | None = None
     frames: int | None = None
     prompt_tokens: int | None = None
     effective_batch_size: int | None = None
+    train_text_encoders: bool | None = None
 
     def to_source(self) -> dict[str, Any]:
         """Those given that a `source:` keeps."""
@@ -71,6 +81,7 @@ class PictureSizes:
             "resolution": self.resolution,
             "frames": self.frames,
             "prompt_tokens": self.prompt_tokens,
+            "train_text_encoders": self.train_text_encoders or None,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -85,6 +96,8 @@ class DiffusersModel:
         vae: that of the VAE, of which the size of latents is read.
         usual: what data it was made for: `resolution` and `frames`.
         folder: the pipeline's folder that holds the denoiser.
+        text_encoders: the configs of those that are trained beside it, by their folders. The model
+            is then of all of them, as `text_encoders.joined` makes it.
     """
 
     name: str
@@ -94,6 +107,7 @@ class DiffusersModel:
     usual: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     folder: str = "transformer"
+    text_encoders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -104,6 +118,11 @@ class DiffusersModel:
     def denoiser(self) -> Denoiser:
         """What is particular to its class."""
         return DENOISERS[self.kind]
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What identifies it beside its config."""
+        return {"text_encoders": dict(self.text_encoders)} if self.text_encoders else {}
 
     def whole_config(self) -> dict[str, Any]:
         """Its config with the defaults of its class; raises as `diffusers_class`."""
@@ -125,6 +144,8 @@ class DiffusersModel:
         given = {key: value for key, value in self.config.items() if not key.startswith("_")}
         try:
             model: nn.Module = made(**given)
+            if self.text_encoders:
+                model = with_new_encoders(model, self.text_encoders)
         except _WRONG_CONFIG as error:
             message, remedy = config_fault(error) or (f"{sentence(error)}.", "")
             raise InputError(
@@ -233,8 +254,15 @@ def diffusion_workload(
     """The workload of training that denoiser on random latents of the sizes that are asked for.
 
     Raises:
-        InputError: sizes that its latents cannot have, or a config or options that are wrong.
+        InputError: sizes that its latents cannot have, text encoders that are not trained here, or
+            a config or options that are wrong.
     """
+    wanted = sizes.train_text_encoders
+    rule = "train_text_encoders must be True or False"
+    require(wanted is None or isinstance(wanted, bool), rule, wanted)
+    if wanted:
+        model = with_text_encoders(model)
+
     loss = with_options(
         Diffusion(model.kind, **schedule_options(model.scheduler)), loss_options or {}
     )
@@ -246,11 +274,16 @@ def diffusion_workload(
     pictures = f"{batch.width} x {batch.height} pixels"
     if len(batch.shape) > 3:
         pictures = f"{_frames_of(model, sizes)} frames of {pictures}"
-    tokens = batch.conditions["encoder_hidden_states"][0]
+    tokens = batch.prompt_tokens
     note = (
         f"latents of {pictures} and embeddings of {tokens} tokens are cached: VAE and text encoders "
         "take no memory."
     )
+    if model.text_encoders:
+        note = (
+            f"latents of {pictures} are cached: the VAE takes no memory. Text encoders are trained, "
+            f"on prompts of {tokens} tokens."
+        )
     batch_size = sizes.effective_batch_size
     return Workload(
         model=model,
@@ -264,6 +297,32 @@ def diffusion_workload(
     )
 
 
+def with_text_encoders(model: DiffusersModel) -> DiffusersModel:
+    """The same with its text encoders, which are trained beside the denoiser.
+
+    Raises:
+        InputError: they are others than those of Stable Diffusion or SDXL, or a file of theirs is
+            not there or cannot be read.
+    """
+    if model.text_encoders:
+        return model
+    conditions = conditions_of(model, model.denoiser.prompt_tokens)
+    names = encoders_of(model.kind, conditions)
+    if model.source.get("kind") == "preset":
+        return replace(model, text_encoders=presets()[model.name]["text_encoders"])
+
+    path = Path(str(model.source["path"]))
+    index = _read(path / INDEX)
+    configs = {}
+    for name in names:
+        if index.get(name) != ["transformers", CLASSES[name]]:
+            message = f"the pipeline {path} has no {CLASSES[name]} as its {name}."
+            remedy = "Leave train_text_encoders out: their outputs are cached then."
+            raise InputError(message, remedy)
+        configs[name] = _read(path / name / "config.json")
+    return replace(model, text_encoders=configs)
+
+
 def latents_for(model: DiffusersModel, sizes: PictureSizes, loss: Diffusion) -> RandomLatents:
     """The batches of a denoiser; raises as `diffusion_workload`."""
     denoiser = model.denoiser
@@ -274,12 +333,12 @@ def latents_for(model: DiffusersModel, sizes: PictureSizes, loss: Diffusion) -> 
     require(is_whole(tokens, 1), rule, tokens, f"For example {denoiser.prompt_tokens}.")
 
     scale = downscale(model)
-    try:
+    conditions = conditions_of(model, tokens)
+    if model.text_encoders:
+        check_encoders(model.name, model.text_encoders, conditions)
+        conditions = told_in_tokens(conditions, model.text_encoders)
+    with _lacking(model):
         shape: tuple[int, ...] = (denoiser.channels(config), height // scale, width // scale)
-        conditions = denoiser.conditions(config, tokens)
-    except (KeyError, TypeError) as error:
-        message = f"the config of {model.name} lacks {sentence(error)}."
-        raise InputError(message, "Correct config.json.") from error
 
     if denoiser.has_frames:
         every = _frames_of_latent(model)
@@ -291,7 +350,39 @@ def latents_for(model: DiffusersModel, sizes: PictureSizes, loss: Diffusion) -> 
     shift = 1.0
     if not model.scheduler.get("use_dynamic_shifting"):
         shift = float(model.scheduler.get("shift", model.scheduler.get("flow_shift", 1.0)))
-    return RandomLatents(shape, conditions, height, width, flows, shift, loss.train_steps)
+    return RandomLatents(
+        shape,
+        conditions,
+        height,
+        width,
+        flows,
+        shift,
+        loss.train_steps,
+        vocabularies(model.text_encoders),
+    )
+
+
+def conditions_of(model: DiffusersModel, tokens: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a denoiser is told of a sample, encoded.
+
+    Args:
+        tokens: of its prompt.
+
+    Raises:
+        InputError: the config lacks what says them.
+    """
+    with _lacking(model):
+        return model.denoiser.conditions(model.whole_config(), tokens)
+
+
+@contextlib.contextmanager
+def _lacking(model: DiffusersModel) -> Iterator[None]:
+    """Blame the config for what is not in it."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        message = f"the config of {model.name} lacks {sentence(error)}."
+        raise InputError(message, "Correct config.json.") from error
 
 
 def downscale(model: DiffusersModel) -> int:

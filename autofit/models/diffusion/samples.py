@@ -78,6 +78,10 @@ def check_samples(
 
 def check_sampled(model: DiffusersModel, loss: Diffusion) -> None:
     """Raise an InputError for a denoiser that is not asked for pictures here."""
+    if model.text_encoders:  # prompts are encoded once, before training
+        message = "no sample pictures are made while text encoders are trained."
+        raise InputError(message, "Leave --sample-every out.")
+
     is_known = model.kind in ENCODED
     flows = loss.prediction == "flow"
     if is_known and flows != (model.kind == _UNET):

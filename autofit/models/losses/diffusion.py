@@ -30,7 +30,9 @@ class Diffusion:
 
     A batch holds `latents` [samples, channels, (frames,) rows, columns], `noise` of the same shape,
     `timesteps` [samples] from 0 to 1000, and what its denoiser is told: `encoder_hidden_states`
-    [samples, tokens, width], `pooled_projections`, `time_ids`, `guidance`.
+    [samples, tokens, width], `pooled_projections`, `time_ids`, `guidance`. Where text encoders are
+    trained with it, the tokens of prompts stand in place of what is made of them: `prompt_ids` and
+    of SDXL `prompt_ids_2`, [samples, tokens].
 
     Args:
         denoiser: the class of diffusers that is trained.

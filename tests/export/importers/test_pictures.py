@@ -22,6 +22,8 @@ from autofit.export.pictures import FLUX, SD_15, SD_35, SDXL, Pictures
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
 from autofit.models.diffusion.pipeline import largest_bucket, preset_pipeline
+from autofit.techniques.lora_rank import adapter_targets
+from autofit.training.meta_model import meta_model_from
 from tests.export.sources import LORA, OFF, SIZES, source
 from tests.models.diffusion.small import write_pipeline
 
@@ -33,6 +35,13 @@ FAMILIES = {
     FLUX: Pictures(FLUX, "black-forest-labs/FLUX.1-dev", 1024, 1024, None, 512, (19, 38)),
 }
 ADAPTERS = {**LORA, "precision": "bf16-mixed", "lora_alpha": 8}
+WITH_ENCODERS = {
+    family: replace(FAMILIES[family], text_encoders=folders)
+    for family, folders in {
+        SD_15: ("text_encoder",),
+        SDXL: ("text_encoder", "text_encoder_2"),
+    }.items()
+}
 CASES: dict[str, dict[str, Any]] = {
     "lora": ADAPTERS,
     "8 bits": {
@@ -144,10 +153,10 @@ def set_knobs(found: Reading) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("facts", [*FAMILIES.values(), *WITH_ENCODERS.values()])
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_is_written_is_read_back(tool: str, family: str, case: str) -> None:
-    facts = FAMILIES[family]
+def test_what_is_written_is_read_back(tool: str, facts: Pictures, case: str) -> None:
+    family = facts.family
     exported = source(task="diffusion", others={"pictures": facts}, **CASES[case])
     made = write(tool_named(tool), exported)
     keys = document_of(next(iter(made.files.values())), TOOLS[tool]).keys
@@ -159,6 +168,7 @@ def test_what_is_written_is_read_back(tool: str, family: str, case: str) -> None
     assert importer.pictures is not None
     asked = importer.pictures(keys)
     assert asked.family in (family, None)  # the two UNets of sd-scripts share a file
+    assert asked.trains_text_encoders == bool(facts.text_encoders)
     assert asked.resolution in (
         f"{facts.width}x{facts.height}",
         "886x886",
@@ -270,8 +280,94 @@ def test_files_of_one_trainer(tmp_path: Path) -> None:
     assert document_of(text, "a.json").keys["transformer.gradient_checkpointing"] is False
 
 
+def with_encoders(text: str, *removed: str) -> str:
+    """A file of sd-scripts that trains text encoders, as most do."""
+    text = text.replace("network_train_unet_only = true\n", "").replace(
+        " --network_train_unet_only", ""
+    )
+    for part in removed:
+        text = text.replace(part, "")
+    return text
+
+
+ONE_TRAINER_SDXL = """\
+{
+    "base_model_name": "stabilityai/stable-diffusion-xl-base-1.0",
+    "model_type": "STABLE_DIFFUSION_XL_10_BASE",
+    "training_method": "LORA",
+    "batch_size": 4,
+    "resolution": "512",
+    "unet": {"weight_dtype": "BFLOAT_16", "train": true},
+    "text_encoder": {"train": true, "weight_dtype": "BFLOAT_16"},
+    "text_encoder_2": {"train": true, "weight_dtype": "BFLOAT_16"},
+    "train_dtype": "BFLOAT_16",
+    "layer_filter": "attn,ff.net"
+}
+"""
+AI_TOOLKIT_SDXL = (
+    AI_TOOLKIT.replace("is_flux: true", "arch: sdxl")
+    .replace("black-forest-labs/FLUX.1-dev", "mine.safetensors")
+    .replace("      train:\n", "      train:\n        train_text_encoder: true\n")
+)
+
+
+def test_kohyas_files_that_train_text_encoders(tmp_path: Path) -> None:
+    found = read_text(tmp_path, "mine.toml", with_encoders(SDXL_TOML) + "clip_skip = 2\n")
+    assert found.workload.source["train_text_encoders"] is True
+    assert found.workload.batch.vocabularies == {"prompt_ids": 49408, "prompt_ids_2": 49408}
+    assert set_knobs(found)["lora_targets"] == "all-linear"
+    notes = " ".join(found.notes)
+    assert "text encoders stay" not in notes
+    assert "clip_skip is not followed" in notes
+    assert "gradients of the text encoders' embeddings" in notes and "0.19 GiB" in notes
+
+
+def test_jobs_and_files_that_train_text_encoders(tmp_path: Path) -> None:
+    found = read_text(tmp_path, "job.yaml", AI_TOOLKIT_SDXL)
+    assert found.workload.source["train_text_encoders"] is True
+    assert "text encoders stay" not in " ".join(found.notes)
+
+    found = read_text(tmp_path, "mine.json", ONE_TRAINER_SDXL)
+    assert found.workload.source["train_text_encoders"] is True
+    targets = str(found.before.config["lora_targets"]).split("+")
+    assert "text_projection" in targets or "text_encoder_2" in targets
+    model = meta_model_from(found.workload.model)
+    layers, _ = adapter_targets(model, "+".join(targets))
+    assert sum(name.startswith("text_encoder.") for name in layers) == 12 * 6
+    assert all(".attn" in name or ".ff.net" in name for name in layers if name.startswith("unet."))
+
+
 REFUSED = [
-    ("mine.toml", SDXL_TOML.replace("network_train_unet_only = true\n", ""), "text encoders"),
+    ("train.sh", with_encoders(FLUX_COMMAND, "--dataset_config=pictures.toml"), "text encoders"),
+    ("mine.toml", with_encoders(SDXL_TOML) + "max_token_length = 225\n", "225 beside trained"),
+    (
+        "mine.toml",
+        with_encoders(SDXL_TOML) + "cache_text_encoder_outputs = true\n",
+        "goes with network_train_unet_only = true alone",
+    ),
+    ("mine.toml", SDXL_TOML + "network_train_text_encoder_only = true\n", "are trained alone"),
+    (
+        "job.yaml",
+        AI_TOOLKIT.replace("      train:\n", "      train:\n        train_text_encoder: true\n"),
+        "text encoders of this model",
+    ),
+    (
+        "job.yaml",
+        AI_TOOLKIT_SDXL.replace(
+            "        batch", "        unload_text_encoder: true\n        batch"
+        ),
+        "trains nothing",
+    ),
+    (
+        "mine.json",
+        ONE_TRAINER_SDXL.replace('encoder": {"train": true', 'encoder": {"train": false'),
+        "one alone is trained",
+    ),
+    (
+        "mine.json",
+        ONE_TRAINER_SDXL.replace('"BFLOAT_16", "train"', '"NFLOAT_4", "train"'),
+        "BFLOAT_16 beside NFLOAT_4",
+    ),
     ("mine.toml", SDXL_TOML.replace("networks.lora", "lycoris.kohya"), "lycoris.kohya is not"),
     ("mine.toml", SDXL_TOML.replace("adamw8bit", "Prodigy"), "'Prodigy' is nothing"),
     ("mine.toml", SDXL_TOML.replace("sd_xl_base_1.0", "mine"), "what kind of model"),

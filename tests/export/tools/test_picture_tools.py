@@ -29,6 +29,8 @@ FAMILIES = {
     QWEN_IMAGE: (QWEN_IMAGE, "qwen", 1328, 1328, None, 512, (60, 0)),
     WAN: (WAN, "wan", 832, 480, 81, 512, (40, 0)),
 }
+# Of those whose text encoders can be trained.
+ENCODERS = {SD_15: ("text_encoder",), SDXL: ("text_encoder", "text_encoder_2")}
 # Of ai-toolkit, what stands around the sections of a process.
 _AROUND = ("type", "training_folder", "device")
 QLORA: dict[str, Any] = {
@@ -43,6 +45,13 @@ def of_family(family: str, **knobs: Any) -> ExportSource:
     """A config of a denoiser of one family."""
     others = {"pictures": Pictures(*FAMILIES[family])}
     return source(task="diffusion", others=others, **knobs)
+
+
+def with_encoders(family: str, **knobs: Any) -> ExportSource:
+    """The same with its text encoders trained, too."""
+    alone = of_family(family, **knobs)
+    assert alone.pictures is not None
+    return replace(alone, pictures=replace(alone.pictures, text_encoders=ENCODERS[family]))
 
 
 def departures(made: Export) -> dict[str, bool]:
@@ -115,6 +124,55 @@ def test_full_training_and_other_denoisers_are_refused_in_a_sentence(tool: str) 
         write(tool_named(tool), replace(unknown, pictures=None))
     with pytest.raises(InputError, match="trains diffusion, and this is causal-lm"):
         write(tool_named(tool), source(**LORA))
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("tool", OF_PICTURES)
+@given(knobs=configs())
+@settings(max_examples=30)
+def test_every_key_of_trained_text_encoders_is_read(
+    tool: str, family: str, knobs: dict[str, Any]
+) -> None:
+    try:
+        made = write(tool_named(tool), with_encoders(family, **knobs))
+    except InputError:
+        return
+    assert set(written(tool, made)) <= accepted(tool)
+
+
+def test_text_encoders_that_are_trained_are_said_to_every_tool() -> None:
+    keys = tomllib.loads(write(tool_named("sdscripts"), with_encoders(SDXL, **LORA)).text)
+    assert not keys["network_train_unet_only"] and not keys["cache_text_encoder_outputs"]
+    of_sd = write(tool_named("sdscripts"), with_encoders(SD_15, **LORA, lora_plus=16.0))
+    assert tomllib.loads(of_sd.text)["network_args"] == ["loraplus_lr_ratio=16.0"]
+    assert "text_encoder" not in departures(of_sd)
+
+    made = write(tool_named("aitoolkit"), with_encoders(SDXL, **LORA))
+    (process,) = yaml.safe_load(made.text)["config"]["process"]
+    assert process["train"]["train_text_encoder"]
+    assert not process["train"]["cache_text_embeddings"]
+    assert not process["datasets"][0]["cache_text_embeddings"]
+
+    made = write(tool_named("onetrainer"), with_encoders(SDXL, **QLORA))
+    keys = json.loads(made.text)
+    for name in ("text_encoder", "text_encoder_2"):
+        assert keys[name]["train"] and keys[name]["gradient_checkpointing"]
+        assert keys[name]["weight_dtype"] == keys["unet"]["weight_dtype"] == "NFLOAT_4"
+    assert not keys["text_encoder_3"]["train"]
+    of_attention = with_encoders(SDXL, **{**QLORA, "lora_targets": "attention"})
+    assert departures(write(tool_named("onetrainer"), of_attention))["lora_targets"]
+
+    targets = "to_q+to_k+to_v+to_out.0+q_proj+k_proj+v_proj+out_proj"
+    made = write(tool_named("diffusers"), with_encoders(SDXL, **{**LORA, "lora_targets": targets}))
+    assert "--train_text_encoder" in command(made.text)
+    assert departures(made).keys() >= {"vae"} and "lora_targets" not in departures(made)
+    sorted_targets = "+".join(sorted(targets.split("+")))  # as a search writes them
+    made = write(
+        tool_named("diffusers"), with_encoders(SDXL, **{**LORA, "lora_targets": sorted_targets})
+    )
+    assert "lora_targets" not in departures(made)
+    with pytest.raises(InputError, match=r"Stable Diffusion 1\.5 trains no text encoders"):
+        write(tool_named("diffusers"), with_encoders(SD_15, **LORA))
 
 
 def test_families_that_a_tool_does_not_train_are_named() -> None:

@@ -5,10 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CLIPTextConfig
 
 from autofit.core.errors import InputError
 from autofit.models import describe_presets, model_names, resolve
-from autofit.models.diffusion.pipeline import diffusers_class, preset_pipeline, presets
+from autofit.models.diffusion.pipeline import (
+    diffusers_class,
+    preset_pipeline,
+    presets,
+    with_text_encoders,
+)
+from autofit.models.diffusion.text_encoders import parts_of
 
 # In billions, as published; the figures in the YAML cannot confirm themselves.
 PUBLISHED = {
@@ -48,6 +55,22 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == pytest.approx(presets()[name]["parameters"], rel=2e-3)
     assert count / 1e9 == pytest.approx(PUBLISHED[name], rel=0.02)
+
+
+def test_text_encoders_are_those_of_clip() -> None:
+    with torch.device("meta"):
+        model: Any = with_text_encoders(preset_pipeline("sdxl"))()
+    counts = {}
+    for name, part in parts_of(model).items():
+        counts[name] = sum(parameter.numel() for parameter in part.parameters())
+    # as their checkpoints have them
+    assert counts.pop("unet") == presets()["sdxl"]["parameters"]
+    assert counts == {"text_encoder": 123_060_480, "text_encoder_2": 694_659_840}
+
+    (of_sd,) = presets()["sd-1.5"]["text_encoders"].values()
+    assert of_sd == presets()["sdxl"]["text_encoders"]["text_encoder"]
+    known = CLIPTextConfig().to_dict()
+    assert all(set(config) <= set(known) for config in presets()["sdxl"]["text_encoders"].values())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -8,9 +8,7 @@ import diffusers
 import torch
 import transformers
 
-from tests.models.diffusion.small import SMALL
-
-TOKENS = 60
+from tests.models.diffusion.small import SMALL, TOKENS, clip_config
 
 
 def clip_tokenizer() -> Any:
@@ -30,17 +28,8 @@ def t5_tokenizer() -> Any:
 
 def clip(width: int, projected: int = 0) -> Any:
     """A text encoder; of some pipelines with a projection of the whole text."""
-    config = transformers.CLIPTextConfig(
-        vocab_size=TOKENS,
-        hidden_size=width,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        projection_dim=projected or width,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
+    given = {**clip_config(width, projected), "torch_dtype": "float32"}
+    config = transformers.CLIPTextConfig.from_dict(given)
     made = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
     return made(config).eval()
 
