@@ -59,6 +59,15 @@ adapter: lora
 lora_r: 8
 bf16: true
 """
+SDXL = """\
+pretrained_model_name_or_path = "stabilityai/stable-diffusion-xl-base-1.0"
+resolution = 1024
+network_module = "networks.lora"
+network_dim = 8
+network_train_unet_only = true
+mixed_precision = "bf16"
+sdpa = true
+"""
 
 
 class Block(NamedTuple):
@@ -148,6 +157,7 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ] * 24
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, texts)))
     (folder / "axolotl.yaml").write_text(AXOLOTL)
+    (folder / "sdxl.toml").write_text(SDXL)
     write_whole(folder / "sdxl", "sdxl")
     photos = folder / "photos"
     photos.mkdir()
