@@ -46,6 +46,7 @@ from autofit.tuning.target import estimate_on
 _FEW = 200  # configs: of so few all are predicted
 _ROUNDS = 12  # configs of a tier to follow before none counts as surely fitting
 _BETWEEN = (1, 2)  # rounds in which a number of blocks may still be better than what surely fits
+_CLEAR = 0.005  # of what surely fits: a smaller gain is none
 _SURELY_TOO_LARGE = 1.3  # times the usable memory: a rough figure beyond needs no closer look
 # Shares of the time that there is, before any config is followed: when no more are looked at, and
 # when those that are must be traced.
@@ -204,7 +205,7 @@ class SpaceSearch:
             asked = {}
             for place, name in enumerate(self._tiers):
                 is_sure = self._is_sure(name)
-                if is_sure and number not in _BETWEEN:
+                if is_sure and number not in _BETWEEN and not self._is_outdone(name):
                     continue
 
                 # Each tier is looked at for as long as any other.
@@ -280,6 +281,13 @@ class SpaceSearch:
     def _is_sure(self, name: str) -> bool:
         """Whether a config of a tier was followed that surely fits."""
         return name in self._followed and self._followed[name][0].verdict == "yes"
+
+    def _is_outdone(self, name: str) -> bool:
+        """Whether something known of a tier is expected to be clearly better than what surely fits,
+        since it was learnt how much more than its rough figure such a config needs."""
+        *place, value = self.merit(self.local.rows[self._followed[name][0].config])
+        clearly = (*place, value * (1 + max(self.question.ranking.tolerance, _CLEAR)))
+        return any(self.merit(row) > clearly for row in self.local.tiers[name].values())
 
     def _preferred(self, name: str) -> Config | None:
         """The config to recommend of a tier: of those too close to its best to call, and of what

@@ -207,6 +207,27 @@ def in_no_time(workload: Workload, question: Question) -> Answer:
     return search.answer()
 
 
+def outdone(workload: Workload, question: Question) -> tuple[bool, bool]:
+    """Whether something known is clearly better than the answer, and than the slowest that fits."""
+    search = SpaceSearch(workload, question)
+    search.answer()
+    by_answer = search._is_outdone("lora")
+    slowest = min(search.local.tiers["lora"].values(), key=search.merit)
+    followed = search.follow(slowest.config)
+    assert followed
+    search._followed["lora"] = followed
+    return by_answer, search._is_outdone("lora")
+
+
+def test_a_tier_is_looked_at_until_nothing_known_is_clearly_better(
+    tmp_path: Path, executor: LocalExecutor
+) -> None:
+    workload = tiny.llama_workload(8)
+    question = question_of(workload, tmp_path)
+    found = executor.run(outdone, workload, question, log="outdone.log", timeout=300)
+    assert found == (False, True)
+
+
 def ends(workload: Workload, question: Question) -> tuple[list[float], list[bool]]:
     """When no more configs are looked at, and whether there is no time to follow any: before one
     was followed, once that took ten seconds, and once it took more than are left."""
