@@ -5,12 +5,12 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from autofit.api.packing import with_data
 from autofit.api.tool_workload import for_tool
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
@@ -131,6 +131,8 @@ def search(
             message = "weights are for the tokenizer of data, and no data are given."
             raise InputError(message, "Give both or neither.")
         if data is not None:
+            # Loaded where it is needed: what reads files takes most of a second to import.
+            with_data = import_module("autofit.api.packing").with_data
             workload = with_data(
                 workload,
                 data,
